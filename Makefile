@@ -1,0 +1,77 @@
+# Everything that make writes lives in the user's cache folder, one place for each checkout; the repository stays clean.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help test check lint types borders format model clean venv
+
+ARGS ?=
+EXTRAS ?= dev
+
+# A checksum, and not the path itself: make can't handle a space in a path.
+HERE := $(shell pwd -P | cksum | cut -d ' ' -f 1)
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/twophase/$(HERE)
+BIN := $(CACHE)/venv/bin
+
+export PYTHONPYCACHEPREFIX := $(CACHE)/pycache
+export RUFF_CACHE_DIR := $(CACHE)/ruff
+export MYPY_CACHE_DIR := $(CACHE)/mypy
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
+
+PYTEST := "$(BIN)/python" -m pytest -o cache_dir="$(CACHE)/pytest"
+
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo 'ARGS="..." is passed on by test and model; EXTRAS=dev,all installs the vendor clients too.'
+	@echo 'Environment and caches: $(CACHE)'
+
+test: venv ## run the tests; no server is needed
+	$(PYTEST) $(ARGS)
+
+check: lint types borders ## run every check that is not a test of behaviour
+
+lint: venv ## check style and format (ruff)
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+
+types: venv ## check types, over a tree in which the folders lie as they install (mypy)
+	"$(BIN)/python" tools/link_tree.py "$(CACHE)/tree"
+	cd "$(CACHE)/tree" && "$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" .
+
+borders: venv ## check who imports whom, and what the wheel and the editable install hold
+	$(PYTEST) tests/test_borders.py tests/test_packaging.py
+
+format: venv ## mend style and format where ruff can
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+
+model: venv ## search the protocol's model to a larger bound
+	"$(BIN)/python" -m tests.model $(ARGS)
+
+clean: ## remove the environment and all caches of this checkout
+	rm -rf "$(CACHE)"
+
+# The stamp holds what was installed. It is removed before an installation begins and written when it is complete: an
+# environment without it is begun again from nothing. The lock is for two makes at once.
+venv:
+	@set -euo pipefail; \
+	mkdir -p "$(CACHE)"; \
+	exec 9> "$(CACHE)/lock"; \
+	if command -v flock > /dev/null; then flock 9; fi; \
+	stamp="$(CACHE)/venv/installed"; \
+	wanted="$(EXTRAS) $$(cat pyproject.toml constraints.txt | cksum)"; \
+	if "$(BIN)/python" -c '' 2> /dev/null && [ "$$(cat "$$stamp" 2> /dev/null)" = "$$wanted" ]; then exit 0; fi; \
+	if ! { "$(BIN)/python" -c '' 2> /dev/null && [ -e "$$stamp" ]; }; then \
+		for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 ''; do \
+			if [ -z "$$python" ]; then echo 'twophase needs Python 3.11 or newer, and none is on the PATH.' >&2; exit 1; fi; \
+			if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then break; fi; \
+		done; \
+		echo "Making the environment with $$python (the first time this takes a minute or two)"; \
+		"$$python" -m venv --clear "$(CACHE)/venv"; \
+	fi; \
+	rm -f "$$stamp"; \
+	echo 'Installing twophase[$(EXTRAS)] and what it needs'; \
+	pip=("$(BIN)/python" -m pip --quiet --disable-pip-version-check install -c constraints.txt); \
+	"$${pip[@]}" setuptools; \
+	"$${pip[@]}" --no-build-isolation -e '.[$(EXTRAS)]'; \
+	echo "$$wanted" > "$$stamp"

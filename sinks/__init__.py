@@ -1,0 +1,27 @@
+"""Sinks: one target a module, each with its vendor's client and without pyspark.
+
+Names are resolved at first use, so that importing one sink never needs another one's extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase.sinks.heap import HeapSink
+
+_MODULE_OF = {"HeapSink": "twophase.sinks.heap"}
+
+__all__ = ["HeapSink"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,244 @@
+"""HeapSink: the reference implementation of the contract, in the memory of one process.
+
+Mechanism: an immutable `HeapState` and pure transitions on it; the target applies one transition at a time. Pre-commit is a
+deep copy of the rows, commit appends the epoch to the one line of epochs by compare-and-set on the newest marker, abort
+forgets the copy. Every committed epoch stays queryable.
+
+Guarantee: exactly once, for as long as the process lives. It can't survive the process, and Spark's workers are other
+processes: with Spark it serves `foreachBatch` with collected rows (small results, notebooks). It is what the model is checked
+with, and what to read before writing a sink.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+
+from twophase.errors import Fenced, NotCommitted
+from twophase.handle import Handle
+from twophase.identity import Attempt, Epoch, Generation, Owner
+from twophase.sink import (
+    WHOLE,
+    Capabilities,
+    CommitOrder,
+    Leftover,
+    Marker,
+    Outcome,
+    Plan,
+    Sink,
+    Status,
+    TakeOver,
+    Task,
+    Transaction,
+)
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class HeapHandle(Handle):
+    rows: int
+    overwrite: bool
+
+
+@dataclass(frozen=True)
+class StagedShare:
+    """A deep copy of one task's rows: durable as far as memory goes, and invisible."""
+
+    epoch: Epoch
+    slot: int
+    attempt: Attempt
+    rows: int
+    batches: tuple[pa.RecordBatch, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class CommittedEpoch:
+    """One position in the line of epochs; without shares if it was a take-over, or if nothing was written."""
+
+    marker: Marker
+    shares: tuple[StagedShare, ...] = ()
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class HeapState:
+    line: tuple[CommittedEpoch, ...] = ()
+    staged: frozenset[StagedShare] = frozenset()
+    fences: frozenset[Generation] = frozenset()
+    """The newest generation of each ledger that was ever here."""
+
+    @property
+    def marker(self) -> Marker | None:
+        return self.line[-1].marker if self.line else None
+
+
+# ---- transitions: each is one atomic step ----
+
+
+def fence(state: HeapState, generation: Generation) -> tuple[HeapState, None]:
+    known = next((g for g in state.fences if g.ledger == generation.ledger), None)
+    if known is not None and generation.is_older_than(known):
+        raise Fenced(f"generation {generation} was overtaken by {known}")
+    return replace(state, fences=(state.fences - {known} if known else state.fences) | {generation}), None
+
+
+def stage(state: HeapState, share: StagedShare) -> tuple[HeapState, None]:
+    mine = share.attempt.generation
+    if any(mine.is_older_than(generation) for generation in state.fences):
+        raise Fenced(f"attempt {share.attempt} is of an older generation", epoch=share.epoch.number, slot=share.slot)
+    return replace(state, staged=state.staged | {share}), None
+
+
+def commit(state: HeapState, order: CommitOrder[HeapHandle]) -> tuple[HeapState, Outcome]:
+    marker = state.marker
+    if marker == order.marker:
+        return state, Outcome.ALREADY_COMMITTED
+    if marker != order.origin:
+        if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
+            raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
+        raise Fenced(f"the target is at {marker}, and the decision moves it from {order.origin}")
+    staged = {str(share.attempt): share for share in state.staged}
+    lost = [s.slot for s in order.shares if str(s.attempt) not in staged or staged[str(s.attempt)].rows != s.handle.rows]
+    if lost:
+        raise NotCommitted(f"the staged rows of slots {lost} are gone", dead_slots=lost)
+    shares = tuple(staged[str(share.attempt)] for share in order.shares)
+    overwrite = any(share.handle.overwrite for share in order.shares)
+    line = (*state.line, CommittedEpoch(order.marker, shares, overwrite))
+    return replace(state, line=line, staged=state.staged - set(shares)), Outcome.COMMITTED
+
+
+def take_over(state: HeapState, order: TakeOver) -> tuple[HeapState, None]:
+    if state.marker == order.marker:
+        return state, None
+    if state.marker != order.origin:
+        raise Fenced(f"the target is at {state.marker}, and the take-over moves it from {order.origin}")
+    return replace(state, line=(*state.line, CommittedEpoch(order.marker))), None
+
+
+def abort(state: HeapState, marks: frozenset[str]) -> tuple[HeapState, None]:
+    return replace(state, staged=frozenset(s for s in state.staged if str(s.attempt) not in marks)), None
+
+
+def look(state: HeapState) -> tuple[HeapState, HeapState]:
+    return state, state
+
+
+# ---- the target and the sink ----
+
+
+class HeapTarget:
+    """A named state of this process. Pickled, it is its name."""
+
+    _known: ClassVar[dict[str, HeapTarget]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, name: str):
+        self.name = name
+        self._state = HeapState()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def named(cls, name: str) -> HeapTarget:
+        with cls._guard:
+            return cls._known.setdefault(name, cls(name))
+
+    def apply(self, transition: Callable[..., tuple[HeapState, R]], *arguments: Any) -> R:
+        with self._lock:
+            self._state, result = transition(self._state, *arguments)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HeapTarget.named, (self.name,)
+
+
+class HeapTransaction(Transaction[HeapHandle]):
+    def __init__(self, target: HeapTarget, plan: Plan, task: Task):
+        self._target = target
+        self._plan = plan
+        self._task = task
+        self._batches: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+
+    def pre_commit(self) -> HeapHandle:
+        rows = sum(batch.num_rows for batch in self._batches)
+        prepared = self._plan.prepared
+        copies = tuple(_deep_copy(batch) for batch in self._batches)
+        self._target.apply(stage, StagedShare(prepared.epoch, self._task.slot, self._task.attempt, rows, copies))
+        return HeapHandle(rows, prepared.overwrite)
+
+    def abort(self) -> None:
+        self._target.apply(abort, frozenset({str(self._task.attempt)}))
+
+
+class HeapSink(Sink[HeapHandle]):
+    """A table in memory: one line of epochs, one owner at a time.
+
+    Parameters
+    ----------
+    target:
+        The target, or its name.
+    """
+
+    capabilities = Capabilities(atomic=True, several_owners=False, ordered=True, overwrites=True)
+    handle_type = HeapHandle
+
+    def __init__(self, target: HeapTarget | str):
+        self._target = HeapTarget.named(target) if isinstance(target, str) else target
+
+    def fence(self, owner: Owner, generation: Generation) -> None:  # noqa: ARG002
+        self._target.apply(fence, generation)
+
+    def begin(self, plan: Plan, task: Task) -> HeapTransaction:
+        return HeapTransaction(self._target, plan, task)
+
+    def alive(self, order: CommitOrder[HeapHandle]) -> Mapping[int, str]:
+        staged = {str(share.attempt) for share in self._target.apply(look).staged}
+        return {share.slot: "its staged rows are gone" for share in order.shares if str(share.attempt) not in staged}
+
+    def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
+        return self._target.apply(commit, order)
+
+    def abort(self, owner: Owner, leftovers: Sequence[Leftover[HeapHandle]]) -> None:  # noqa: ARG002
+        self._target.apply(abort, frozenset(leftover.mark for leftover in leftovers))
+
+    def status(self, owner: Owner, *, settled: bool) -> Status:  # noqa: ARG002
+        marker = self._target.apply(look).marker
+        return Status({} if marker is None else {WHOLE: marker})
+
+    def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:  # noqa: ARG002
+        staged = sorted(self._target.apply(look).staged, key=lambda share: str(share.attempt))
+        return [
+            Leftover(share.attempt.generation, str(share.attempt), f"{share.rows} rows of epoch {share.epoch.number}")
+            for share in staged
+        ]
+
+    def take_over(self, order: TakeOver) -> None:
+        self._target.apply(take_over, order)
+
+    # ---- reading ----
+
+    def epochs(self) -> list[Epoch]:
+        """The epochs in the line, oldest first."""
+        return [committed.marker.epoch for committed in self._target.apply(look).line]
+
+    def batches(self, position: int | None = None) -> list[pa.RecordBatch]:
+        """What a reader sees: all rows, or the rows as they were at a position of the line (0 is the first)."""
+        line = self._target.apply(look).line
+        kept: list[pa.RecordBatch] = []
+        for committed in line if position is None else line[: position + 1]:
+            if committed.overwrite:
+                kept.clear()
+            kept.extend(batch for share in committed.shares for batch in share.batches)
+        return kept
+
+
+def _deep_copy(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in memory of their own: what Spark handed us may be overwritten by its next batch."""
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)

@@ -1,0 +1,506 @@
+"""Every schedule of a scenario: which process takes the next step, and where each fault strikes. Equal states are merged.
+
+A state is the world, the processes (each a node of its replay tree), messages that are still on their way, and how many faults
+have struck. Orders that nobody can tell apart are tried once: a driver runs on through operations at which no fault can strike
+and that no other process or message on its way can touch, and a late message lands only right before an operation that could
+notice it, or at the end.
+
+Faults, each of which counts: a driver dies before an operation; a reply is lost; a request arrives late or never, or twice;
+a second driver starts; a task dies, or gets a late twin; a staged share dies; the checkpoint is rewound, restored, copied, moved
+or emptied; Spark calls commit again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tests.model import invariants, objects
+from tests.model.objects import ATOMIC, FILES, SLOTS, Files, Op
+from tests.model.replay import Node, Raised, Returned
+from tests.model.slot_sink import SlotState
+from tests.model.spark import (
+    Commit,
+    Dead,
+    Finished,
+    LogCommit,
+    Phase,
+    Recover,
+    RunTask,
+    Setup,
+    Start,
+    following,
+    program,
+    retried,
+    twin_of,
+)
+from twophase.identity import Epoch, Owner, offsets_hash
+from twophase.record import Prepare as PrepareRecord
+from twophase.record import decode
+from twophase.sinks.heap import HeapState
+
+RESTARTS_WITHOUT_PROGRESS = 3
+NO_COMPACTION = 100
+
+ALL_FAULTS = frozenset(
+    {
+        "crash", "lost reply", "late request", "duplicate request", "second driver", "task crash", "late twin",
+        "share dies", "commit again", "rewound", "restored", "copied", "moved", "emptied",
+    }
+)  # fmt: skip
+
+REFUSALS = {
+    "rewound": {"CHECKPOINT_MISMATCH"},
+    "restored": {"CHECKPOINT_MISMATCH"},
+    "copied": {"CHECKPOINT_MISMATCH"},
+    "moved": {"CHECKPOINT_MISMATCH"},
+    "emptied": {"CHECKPOINT_MISMATCH"},
+    "share dies": set(),
+}
+"""Fault → with which errors a query may stop for good because of it. Everything else must be recovered from."""
+
+
+FIRST = Setup(0)
+
+
+class Process(NamedTuple):
+    setup: Setup
+    phase: Phase
+    node: Node
+
+
+class State(NamedTuple):
+    files: Files
+    atomic: HeapState
+    slots: SlotState
+    drivers: tuple[Process, ...] = ()
+    twins: tuple[Process, ...] = ()
+    messages: tuple[Op, ...] = ()
+    faults: tuple[str, ...] = ()
+    decided: frozenset[tuple[str, Epoch, str]] = frozenset()
+    next_setup: Setup = FIRST
+    fruitless: int = 0
+    """How often in a row a driver died without a fault, and without getting an epoch done."""
+    why: str = ""
+    running: int = 0
+    """Which of two living drivers has the floor."""
+    switches: int = 0
+
+    def key(self) -> tuple[Any, ...]:
+        """Everything is interned, so identity is equality."""
+        return (
+            id(self.files), id(self.atomic), id(self.slots), tuple(id(p.node) for p in self.drivers),
+            tuple(id(p.node) for p in self.twins), tuple(id(m) for m in self.messages), self.faults, id(self.decided),
+            id(self.next_setup), self.fruitless, self.why, self.running, self.switches,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is explored."""
+
+    setup: Setup = FIRST
+    max_faults: int = 1
+    max_switches: int = 2
+    """How often the floor passes between two living drivers, other than by the end of one."""
+    kinds: frozenset[str] = ALL_FAULTS
+    fault_when: Callable[[State, str], bool] | None = None
+    max_states: int = 50_000_000
+    seconds: float | None = None
+
+
+@dataclass
+class Report:
+    schedules: int = 0
+    states: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    refused: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    complete: bool = True
+
+    def __str__(self) -> str:
+        fired = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.faults.items()))
+        return (
+            f"{self.schedules:,} schedules, {self.states:,} states, {self.steps:,} steps, {self.seconds:.1f} s"
+            f"{'' if self.complete else ' (stopped early)'}; ends refused: {self.refused:,}; faults fired: {fired}"
+        )
+
+
+class Explorer:
+    def __init__(self, scenario: Scenario):
+        self.scenario = scenario
+        self.report = Report()
+        self._interned: dict[Any, Any] = {}
+        self._roots: dict[tuple[Setup, Phase], Node] = {}
+        self._checked: set[tuple[int, int, int]] = set()
+
+    # ---- the search ----
+
+    def run(self) -> Report:
+        """Explore; raises Violation with the schedule that leads to it."""
+        began = time.monotonic()
+        limit = None if self.scenario.seconds is None else began + self.scenario.seconds
+        none: frozenset[tuple[str, Epoch, str]] = frozenset()
+        first = State(
+            self._intern(Files()), self._intern(HeapState()), self._intern(SlotState()), next_setup=self._intern(self.scenario.setup), decided=self._intern(none),
+        )
+        finished: dict[tuple[Any, ...], int] = {}
+        trail: list[str] = []
+        frames: list[tuple[tuple[Any, ...], Iterator[tuple[str, State]], list[int]]] = []
+
+        def enter(state: State) -> int | None:
+            key = state.key()
+            known = finished.get(key)
+            if known is not None:
+                return known
+            self.report.states += 1
+            self._check(state)
+            frames.append((key, iter(self._moves(state)), [0]))
+            return None
+
+        try:
+            enter(first)
+            while frames:
+                key, moves, total = frames[-1]
+                move = next(moves, None)
+                if move is None:
+                    frames.pop()
+                    finished[key] = max(total[0], 1)
+                    if trail:
+                        trail.pop()
+                    if frames:
+                        frames[-1][2][0] += finished[key]
+                    continue
+                if self.report.states >= self.scenario.max_states or (limit and time.monotonic() > limit):
+                    self.report.complete = False
+                    break
+                label, state = move
+                self.report.steps += 1
+                trail.append(label)
+                known = enter(state)
+                if known is not None:
+                    total[0] += known
+                    trail.pop()
+        except invariants.Violation as violation:
+            violation.add_note("schedule:\n  " + "\n  ".join(trail))
+            raise
+        self.report.schedules = next(iter(frames), (0, 0, [finished.get(first.key(), 0)]))[2][0]
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    def _intern(self, value: Any) -> Any:
+        return self._interned.setdefault((type(value), value), value)
+
+    def _node(self, setup: Setup, phase: Phase) -> Node:
+        root = self._roots.get((setup, phase))
+        if root is None:
+            root = self._roots[setup, phase] = Node(lambda world: program(setup, phase, world))
+        return root
+
+    # ---- moves ----
+
+    def _moves(self, state: State) -> Iterator[tuple[str, State]]:
+        if not state.drivers and not self._is_over(state):
+            yield "a driver starts", self._started(state)
+        if state.drivers:
+            yield from self._driver_moves(state, state.running, state.drivers[state.running])
+        if len(state.drivers) == 2 and state.switches < self.scenario.max_switches:
+            passed = state._replace(running=1 - state.running, switches=state.switches + 1)
+            yield "the other driver has the floor", passed
+        for place, twin in enumerate(state.twins):
+            yield from self._twin_moves(state, place, twin)
+        over = not state.drivers and self._is_over(state)
+        for place, message in enumerate(state.messages):
+            rest = state.messages[:place] + state.messages[place + 1 :]
+            if not state.drivers or any(_touch(d.node.op, message) for d in (*state.drivers, *state.twins)):
+                landed, _ = self._apply(state._replace(messages=rest), message)
+                yield f"late {message} lands", self._run_on(landed)
+            if over:
+                yield f"late {message} is lost", state._replace(messages=rest)
+        if not state.drivers:
+            yield from self._surgery(state)
+        for label, hurt in self._dying_shares(state):
+            yield label, hurt
+
+    def _is_over(self, state: State) -> bool:
+        return state.why == "finished" or state.fruitless >= RESTARTS_WITHOUT_PROGRESS
+
+    def _started(self, state: State) -> State:
+        setup = state.next_setup
+        process = Process(setup, Start(), self._node(setup, Start()))
+        begun = state._replace(drivers=(*state.drivers, process), next_setup=self._intern(replace(setup, driver=setup.driver + 1)))
+        return self._run_on(begun)
+
+    def _driver_moves(self, state: State, place: int, driver: Process) -> Iterator[tuple[str, State]]:
+        who, op = f"driver {driver.setup.driver} {type(driver.phase).__name__}", driver.node.op
+        assert op is not None
+        yield f"{who}: {op}", self._step(state, place, driver, op)
+        if not op.mutates:
+            return
+        gone = state.drivers[:place] + state.drivers[place + 1 :]
+        if self._may(state, "crash"):
+            died = state._replace(drivers=gone, running=0, switches=state.switches if gone else 0, fruitless=0)
+            yield f"{who}: dies before {op}", self._struck(died, "crash")
+        yield from self._message_faults(state, place, driver, op, who)
+        if len(state.drivers) == 1 and self._may(state, "second driver"):
+            yield "a second driver starts", self._started(self._struck(state, "second driver"))
+        if isinstance(driver.phase, LogCommit) and not driver.phase.commit.again and self._may(state, "commit again"):
+            again = self._with(state, place, self._at(driver.setup, replace(driver.phase.commit, again=True)))
+            yield f"{who}: Spark commits again", self._run_on(self._struck(again, "commit again"))
+        if isinstance(driver.phase, RunTask):
+            if driver.phase.attempt == 0 and self._may(state, "task crash"):
+                again = self._with(state, place, self._at(driver.setup, retried(driver.phase)))
+                yield f"{who}: task dies before {op}, tried again", self._run_on(self._struck(again, "task crash"))
+            if self._may(state, "late twin") and not state.twins:
+                twin = self._at(driver.setup, twin_of(driver.phase))
+                yield f"{who}: gets a late twin", self._struck(state._replace(twins=(twin,)), "late twin")
+
+    def _message_faults(
+        self, state: State, place: int, driver: Process, op: Op, who: str
+    ) -> Iterator[tuple[str, State]]:
+        timeout = Raised(TimeoutError("no reply"))
+        if self._may(state, "lost reply"):
+            done, _ = self._apply(self._struck(state, "lost reply"), op)
+            yield f"{who}: {op}, reply lost", self._answered(done, place, driver, timeout)
+        if self._may(state, "late request"):
+            sent = self._struck(state, "late request")._replace(messages=(*state.messages, self._intern(op)))
+            yield f"{who}: {op} is late", self._answered(sent, place, driver, timeout)
+        if self._may(state, "duplicate request"):
+            sent = self._struck(state, "duplicate request")._replace(messages=(*state.messages, self._intern(op)))
+            yield f"{who}: {op}, sent twice", self._step(sent, place, driver, op)
+
+    def _twin_moves(self, state: State, place: int, twin: Process) -> Iterator[tuple[str, State]]:
+        rest = state.twins[:place] + state.twins[place + 1 :]
+        op = twin.node.op
+        if op is None:
+            yield "the twin ends", state._replace(twins=rest)
+            return
+        done, result = self._apply(state, op)
+        yield f"twin: {op}", done._replace(twins=(*rest, twin._replace(node=twin.node.after(result))))
+        yield "the twin dies", state._replace(twins=rest)
+
+    def _surgery(self, state: State) -> Iterator[tuple[str, State]]:
+        """What people do to checkpoints while no driver runs."""
+        setup, root = state.next_setup, state.next_setup.root
+        files = state.files.by_path
+        last = max((int(p.rpartition("/")[2]) for p in files if p.startswith(f"{root}/commits/")), default=-1)
+        if not files or self._is_over(state):
+            return
+        for number in range(last + 1):
+            for salt in (setup.salt, setup.salt + 1):
+                changed = replace(setup, salt=salt)
+                if self._may(state, "rewound"):
+                    kept = {p: d for p, d in files.items() if "/twophase/" in p or int(p.rpartition("/")[2]) < number}
+                    yield f"rewound to before {number}, salt {salt}", self._operated(state, "rewound", kept, changed)
+                if self._may(state, "restored"):
+                    for middle in (False, True):
+                        kept = _restored(files, root, number, middle=middle)
+                        label = f"restored to {'the middle of ' if middle else 'before '}{number}, salt {salt}"
+                        yield label, self._operated(state, "restored", kept, changed)
+        other = f"{root}x"
+        copy = {p.replace(root, other, 1): d for p, d in files.items()}
+        if self._may(state, "copied"):
+            yield "copied", self._operated(state, "copied", {**files, **copy}, replace(setup, root=other))
+        if self._may(state, "moved"):
+            place = replace(setup, root=other, moved_from=f"{root}/twophase")
+            yield "moved", self._operated(state, "moved", copy, place)
+        if self._may(state, "emptied"):
+            yield "emptied", self._operated(state, "emptied", {}, setup)
+
+    def _operated(self, state: State, kind: str, files: dict[str, bytes], setup: Setup) -> State:
+        return self._struck(state._replace(files=self._intern(Files(files)), next_setup=self._intern(setup), fruitless=0), kind)
+
+    def _dying_shares(self, state: State) -> Iterator[tuple[str, State]]:
+        if not self._may(state, "share dies"):
+            return
+        looked_at = {d.node.op.target for d in state.drivers if d.node.op} or {ATOMIC, SLOTS}
+        for share in sorted(state.atomic.staged, key=lambda s: str(s.attempt)) if ATOMIC in looked_at else ():
+            atomic = self._intern(replace(state.atomic, staged=state.atomic.staged - {share}))
+            yield f"a: {share.attempt} dies", self._struck(state._replace(atomic=atomic, fruitless=0), "share dies")
+        for t in sorted(state.slots.pending, key=lambda t: str(t.attempt)) if SLOTS in looked_at else ():
+            slots = self._intern(replace(state.slots, pending=state.slots.pending - {t}))
+            yield f"b: {t.attempt} dies", self._struck(state._replace(slots=slots, fruitless=0), "share dies")
+
+    def _may(self, state: State, kind: str) -> bool:
+        scenario = self.scenario
+        return (
+            len(state.faults) < scenario.max_faults
+            and kind in scenario.kinds
+            and (scenario.fault_when is None or scenario.fault_when(state, kind))
+        )
+
+    def _struck(self, state: State, kind: str) -> State:
+        self.report.faults[kind] += 1
+        return state._replace(faults=tuple(sorted((*state.faults, kind))))
+
+    # ---- steps ----
+
+    def _apply(self, state: State, op: Op) -> tuple[State, Returned | Raised]:
+        old = getattr(state, op.target)
+        try:
+            new, value = op.transition(old, *op.arguments)
+        except Exception as error:
+            return state, Raised(error)
+        if new is old:
+            return state, Returned(value)
+        decided = state.decided
+        if op.transition is objects.publish and "/twophase/" in op.arguments[0] and _is_newest(old, op.arguments[0]):
+            more = invariants.decided_by(op.arguments[1], op.arguments[0])
+            decided = self._intern(decided | more) if more - decided else decided
+        changed: dict[str, Any] = {op.target: self._intern(new)}
+        return state._replace(decided=decided, **changed), Returned(value)
+
+    def _step(self, state: State, place: int, driver: Process, op: Op) -> State:
+        done, result = self._apply(state, op)
+        return self._answered(done, place, driver, result)
+
+    def _answered(self, state: State, place: int, driver: Process, result: Returned | Raised) -> State:
+        return self._run_on(self._advanced(state, place, driver, result))
+
+    def _advanced(self, state: State, place: int, driver: Process, result: Returned | Raised) -> State:
+        return self._settled(state, place, driver._replace(node=driver.node.after(result)))
+
+    def _settled(self, state: State, place: int, driver: Process) -> State:
+        """Go through the ends of phases until the driver wants an operation, or is gone."""
+        while driver.node.ended is not None:
+            ended, phase = driver.node.ended, driver.phase
+            if isinstance(phase, Commit) and isinstance(ended, Returned):
+                state = state._replace(fruitless=0)
+            next_phase = driver.node.next_phase
+            if next_phase is None:
+                next_phase = driver.node.next_phase = self._next_phase(driver.setup, following(driver.setup, phase, ended))
+            if isinstance(next_phase, Finished | Dead):
+                return self._gone(state, place, next_phase)
+            driver = next_phase
+        return self._with(state, place, driver)
+
+    def _next_phase(self, setup: Setup, phase: Phase) -> Process | Finished | Dead:
+        return phase if isinstance(phase, Finished | Dead) else self._at(setup, phase)
+
+    def _gone(self, state: State, place: int, end: Finished | Dead) -> State:
+        rest = state.drivers[:place] + state.drivers[place + 1 :]
+        state = state._replace(running=0, switches=state.switches if rest else 0)
+        if isinstance(end, Finished):
+            return state._replace(drivers=rest, why="finished")
+        blameless = not rest and not state.twins and not state.messages
+        return state._replace(drivers=rest, fruitless=state.fruitless + 1 if blameless else 0, why=end.why)
+
+    def _run_on(self, state: State) -> State:
+        """Run the drivers on as far as nobody can tell in which order."""
+        for place in range(len(state.drivers)):
+            state = self._settled(state, place, state.drivers[place]) if place < len(state.drivers) else state
+        place = 0
+        while place < len(state.drivers):
+            driver = state.drivers[place]
+            op = driver.node.op
+            if op is None or not self._is_private(state, op):
+                place += 1
+                continue
+            count = len(state.drivers)
+            done, result = self._apply(state, op)
+            if done is not state:
+                self._check(done)
+            state = self._advanced(done, place, driver, result)
+            if len(state.drivers) < count:
+                place = 0
+        return state
+
+    def _is_private(self, state: State, op: Op) -> bool:
+        """Whether no fault can strike at this operation, and no other process or message can tell when it happens."""
+        if op.transition is objects.read and op.arguments[0] in state.files.by_path:
+            return self.scenario.setup.kept_records >= NO_COMPACTION  # a file never changes, as long as none is deleted
+        if len(state.drivers) > 1 or len(state.faults) < self.scenario.max_faults and (op.mutates or op.target != FILES):
+            return False
+        others = (*state.messages, *(twin.node.op for twin in state.twins))
+        return not any(_touch(op, other) for other in others)
+
+    def _at(self, setup: Setup, phase: Phase) -> Process:
+        return Process(setup, phase, self._node(setup, phase))
+
+    def _with(self, state: State, place: int, driver: Process) -> State:
+        return state._replace(drivers=(*state.drivers[:place], driver, *state.drivers[place + 1 :]))
+
+    # ---- checks ----
+
+    def _check(self, state: State) -> None:
+        place = (id(state.atomic), id(state.slots), id(state.decided))
+        if place not in self._checked:
+            self._checked.add(place)
+            deterministic = self.scenario.setup.deterministic
+            invariants.check_line(state.atomic)
+            invariants.check_shares(invariants.visible_in_line(state.atomic), state.decided, deterministic=deterministic)
+            invariants.check_shares(invariants.visible_in_slots(state.slots), state.decided, deterministic=deterministic)
+            invariants.check_no_gap_by_slot(state.slots, self.scenario.setup.slots)
+        if not state.drivers and not state.twins and not state.messages and self._is_over(state):
+            self._check_end(state)
+
+    def _check_end(self, state: State) -> None:
+        if state.why != "finished":
+            allowed = set().union(*(REFUSALS.get(fault, set()) for fault in state.faults))
+            if not self.scenario.setup.deterministic:
+                allowed.add("REPLAY_DIFFERS")
+            if state.why not in allowed:
+                raise invariants.Violation("recovers", f"the query can't be started any more: {state.why}")
+            self.report.refused += 1
+            return
+        setup = state.next_setup
+        logged = [n for n in range(setup.epochs) if f"{setup.root}/commits/{n}" in state.files.by_path]
+        epochs = [Epoch(n, offsets_hash(state.files.by_path[f"{setup.root}/offsets/{n}"])) for n in logged]
+        for name in setup.sinks:
+            atomic = name.startswith("a")
+            shares = invariants.visible_in_line(state.atomic) if atomic else invariants.visible_in_slots(state.slots)
+            invariants.check_complete(shares, name, epochs, setup.slots, owner=Owner(setup.query, name))
+        self._check_residue(state)
+
+    def _check_residue(self, state: State) -> None:
+        """9: after recovery, nothing that older generations staged is left."""
+        setup = state.next_setup
+        node = self._node(setup, Recover())
+        while node.op is not None:
+            state, result = self._apply(state, node.op)
+            node = node.after(result)
+        if isinstance(node.ended, Raised):
+            raise invariants.Violation("recovers", f"recover after the end: {node.ended.error}")
+        left = [*map(str, state.atomic.staged), *map(str, state.slots.pending)]
+        if left:
+            raise invariants.Violation("9 no residue", f"left after recovery: {left}")
+
+
+def _touch(one: Op | None, other: Op | None) -> bool:
+    """Whether the order of two operations can matter."""
+    if one is None or other is None or one.target != other.target:
+        return False
+    if one.target != FILES:
+        return one.mutates or other.mutates
+    if not (one.mutates or other.mutates):
+        return False
+    mine, theirs = str(one.arguments[0]), str(other.arguments[0])
+    return mine == theirs or mine.rpartition("/")[0] == theirs or theirs.rpartition("/")[0] == mine
+
+
+def _is_newest(files: Files, path: str) -> bool:
+    return all(other < path for other in files.by_path if other.startswith(path.rpartition("/")[0] + "/"))
+
+
+def _restored(files: dict[str, bytes], root: str, number: int, *, middle: bool) -> dict[str, bytes]:
+    """The whole checkpoint as it was before epoch `number`, or after its first prepare."""
+    records = sorted(path for path in files if path.startswith(f"{root}/twophase/"))
+    before = [path for path in records if _epoch_of(path, files[path]) < number]
+    length = len(before) + (1 if middle else 0)
+    kept = {path: files[path] for path in records[:length]}
+    for path, data in files.items():
+        name = path.rpartition("/")[2]
+        if path in records or not path.startswith(root):
+            continue
+        if int(name) < number or (middle and int(name) == number and "/offsets/" in path):
+            kept[path] = data
+    return kept
+
+
+def _epoch_of(path: str, data: bytes) -> int:
+    record = decode(data, path=path, number=int(path.rpartition("/")[2].partition(".")[0]))
+    return record.epoch.number if isinstance(record, PrepareRecord) else record.decision.epoch.number

@@ -1,0 +1,160 @@
+"""A target that commits slot by slot, with a marker each, and takes several owners: the shape of Kafka and of prepared
+transactions. A share begins before it is voted for, can expire at any time, and can't be fenced in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from twophase.errors import NotCommitted, OutcomeUnknown
+from twophase.handle import Handle
+from twophase.identity import Attempt, Epoch, Generation, Owner
+from twophase.sink import (
+    Capabilities,
+    CommitOrder,
+    Leftover,
+    Marker,
+    Outcome,
+    Plan,
+    Sink,
+    Status,
+    Task,
+    Transaction,
+)
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class SlotHandle(Handle):
+    rows: int
+
+
+@dataclass(frozen=True)
+class SlotTransaction:
+    owner: Owner
+    epoch: Epoch
+    slot: int
+    attempt: Attempt
+    values: tuple[int, ...] = ()
+    voted: bool = False
+
+
+@dataclass(frozen=True)
+class SlotState:
+    pending: frozenset[SlotTransaction] = frozenset()
+    visible: tuple[SlotTransaction, ...] = ()
+    markers: frozenset[tuple[int, Marker]] = frozenset()
+
+    def marker(self, owner: Owner, slot: int) -> Marker | None:
+        return next((m for s, m in self.markers if s == slot and m.owner == owner), None)
+
+
+# ---- transitions ----
+
+
+def begin(state: SlotState, transaction: SlotTransaction) -> tuple[SlotState, None]:
+    if any(t.attempt == transaction.attempt for t in (*state.pending, *state.visible)):
+        return state, None  # the same request again
+    return replace(state, pending=state.pending | {transaction}), None
+
+
+def vote(state: SlotState, begun: SlotTransaction, values: tuple[int, ...]) -> tuple[SlotState, bool]:
+    if begun not in state.pending:
+        return state, False
+    return replace(state, pending=state.pending - {begun} | {replace(begun, values=values, voted=True)}), True
+
+
+def end(state: SlotState, attempt: Attempt, committing: bool) -> tuple[SlotState, bool]:
+    """Finish a transaction; False if it is not there (committed before, aborted or expired: the marker tells)."""
+    found = next((t for t in state.pending if t.attempt == attempt and (t.voted or not committing)), None)
+    if found is None:
+        return state, False
+    pending = state.pending - {found}
+    if not committing:
+        return replace(state, pending=pending), True
+    old = state.marker(found.owner, found.slot)
+    marker = Marker(found.owner, found.epoch, str(attempt))
+    markers = frozenset(m for m in state.markers if m != (found.slot, old)) | {(found.slot, marker)}
+    return SlotState(pending, (*state.visible, found), markers), True
+
+
+def look(state: SlotState) -> tuple[SlotState, SlotState]:
+    return state, state
+
+
+class Target(Protocol):
+    def apply(self, transition: Callable[..., tuple[Any, R]], *arguments: Any) -> R: ...
+
+
+# ---- the sink ----
+
+
+class _Share(Transaction[SlotHandle]):
+    def __init__(self, target: Target, begun: SlotTransaction):
+        self._target, self._begun = target, begun
+        self._values: tuple[int, ...] = ()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._values += tuple(batch.column(0).to_pylist())
+
+    def pre_commit(self) -> SlotHandle:
+        if not self._target.apply(vote, self._begun, self._values):
+            raise NotCommitted("the share expired before it was voted for")
+        return SlotHandle(len(self._values))
+
+    def abort(self) -> None:
+        self._target.apply(end, self._begun.attempt, False)
+
+
+class SlotSink(Sink[SlotHandle]):
+    capabilities = Capabilities(atomic=False, several_owners=True)
+    handle_type = SlotHandle
+
+    def __init__(self, target: Target):
+        self._target = target
+
+    def fence(self, owner: Owner, generation: Generation) -> None:
+        """The target knows no generations: older ones are kept out by what they can't do, see `commit` and `sweep`."""
+
+    def begin(self, plan: Plan, task: Task) -> _Share:
+        begun = SlotTransaction(plan.prepared.owner, plan.prepared.epoch, task.slot, task.attempt)
+        self._target.apply(begin, begun)
+        return _Share(self._target, begun)
+
+    def alive(self, order: CommitOrder[SlotHandle]) -> Mapping[int, str]:
+        state = self._target.apply(look)
+        pending = {t.attempt for t in state.pending if t.voted}
+        visible = {t.attempt for t in state.visible}
+        return {s.slot: "it expired" for s in order.shares if s.attempt not in pending | visible}
+
+    def commit(self, order: CommitOrder[SlotHandle]) -> Outcome:
+        finished = [self._target.apply(end, share.attempt, True) for share in order.shares]
+        if all(finished):
+            return Outcome.COMMITTED
+        state = self._target.apply(look)
+        dead = []
+        for share, done in zip(order.shares, finished, strict=True):
+            marker = state.marker(order.owner, share.slot)
+            if not done and (marker is None or marker.by != str(share.attempt)):
+                dead.append(share.slot)
+        if dead:
+            raise NotCommitted("expired", dead_slots=dead)
+        return Outcome.ALREADY_COMMITTED
+
+    def abort(self, owner: Owner, leftovers: Sequence[Leftover[SlotHandle]]) -> None:
+        for leftover in leftovers:
+            self._target.apply(end, Attempt.parse(leftover.mark), False)
+
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        state = self._target.apply(look)
+        if settled and any(t.owner == owner for t in state.pending):
+            raise OutcomeUnknown("a marker is in doubt")
+        return Status({slot: marker for slot, marker in sorted(state.markers, key=lambda m: m[0]) if marker.owner == owner})
+
+    def leftovers(self, owner: Owner) -> Iterable[Leftover[SlotHandle]]:
+        pending = sorted((t for t in self._target.apply(look).pending if t.owner == owner), key=lambda t: str(t.attempt))
+        return [Leftover(t.attempt.generation, str(t.attempt), f"epoch {t.epoch.number}") for t in pending]

@@ -1,0 +1,88 @@
+"""Exactly-once sources and sinks for PySpark Structured Streaming.
+
+Public names are resolved at first use, so that `import twophase` imports neither pyspark nor a vendor's client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase.coordinator import Coordinator
+    from twophase.errors import (
+        AlreadyDecided,
+        CheckpointMismatch,
+        Fenced,
+        LedgerCorrupt,
+        MissingExtra,
+        NotCommitted,
+        OptionError,
+        OutcomeUnknown,
+        ProtocolViolation,
+        ReplayDiffers,
+        TwophaseError,
+    )
+    from twophase.ledger import Ledger
+    from twophase.sink import Capabilities, Sink, Transaction
+    from twophase.source import Source
+
+    __version__: str
+
+_NAMES_OF = {
+    "twophase.coordinator": ("Coordinator",),
+    "twophase.errors": (
+        "AlreadyDecided",
+        "CheckpointMismatch",
+        "Fenced",
+        "LedgerCorrupt",
+        "MissingExtra",
+        "NotCommitted",
+        "OptionError",
+        "OutcomeUnknown",
+        "ProtocolViolation",
+        "ReplayDiffers",
+        "TwophaseError",
+    ),
+    "twophase.ledger": ("Ledger",),
+    "twophase.sink": ("Capabilities", "Sink", "Transaction"),
+    "twophase.source": ("Source",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+__all__ = [
+    "AlreadyDecided",
+    "Capabilities",
+    "CheckpointMismatch",
+    "Coordinator",
+    "Fenced",
+    "Ledger",
+    "LedgerCorrupt",
+    "MissingExtra",
+    "NotCommitted",
+    "OptionError",
+    "OutcomeUnknown",
+    "ProtocolViolation",
+    "ReplayDiffers",
+    "Sink",
+    "Source",
+    "Transaction",
+    "TwophaseError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # importlib.metadata costs more than all the rest of this import.
+        from importlib.metadata import version
+
+        return version("twophase")
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,316 @@
+"""The coordinator: the epoch commit protocol, on the driver.
+
+::
+
+    prepare(N) ─► tasks vote ─► commit(N, votes) ──► Spark logs commits/N
+      │ recovery first                │ decide: the commit point ─► every sink commits
+      │ (recovery.py), then           ▼ on failure
+      │ judge: write or done      abort(N, votes): only what is undecided, and of this generation
+      ▼ (standing.py)
+    plan for the tasks
+
+It keeps nothing in memory between calls, because Spark runs them in different processes that outlive queries: each call
+reads the ledger. Spark (the checkpoint), storage (the ledger), the targets (the sinks) and the clock are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from twophase import failpoints
+from twophase.decision import Decision, SinkDecision
+from twophase.errors import AlreadyDecided, Fenced, NotCommitted, ProtocolViolation
+from twophase.identity import Epoch, Generation
+from twophase.ledger import Tail
+from twophase.log import Log
+from twophase.plan import EpochPlan, SinkPlan
+from twophase.query import Query
+from twophase.record import Prepare
+from twophase.recovery import describe, enter, publish_generation, roll_forward, sweep
+from twophase.revision import check_replay, check_slots, combined_shares
+from twophase.sink import PreparedEpoch, Status
+from twophase.standing import Standing, is_closed, judge
+from twophase.task import DRIVER_TASK, run_task
+from twophase.vote import Vote
+
+log = Log("twophase.coordinator")
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    query: Query
+
+    # ---- the verbs ----
+
+    def prepare(
+        self, number: int, *, schemas: Mapping[str, pa.Schema] | None = None, overwrite: bool = False
+    ) -> EpochPlan:
+        """Begin epoch N: recover what was before, fence older generations, and plan what tasks write.
+
+        Parameters
+        ----------
+        number:
+            The epoch that Spark is about to run, as far as its log tells.
+        """
+        query = self.query
+        offsets = query.checkpoint.offsets_hash(number)
+        if offsets is None or query.checkpoint.is_committed(number):
+            said = "is not logged" if offsets is None else "is logged as committed"
+            raise ProtocolViolation(
+                f"epoch {number} {said} in Spark's checkpoint, so it can't be about to run: the continuous trigger is not "
+                "supported; use a micro-batch trigger",
+                owner=query.name,
+                epoch=number,
+            )
+        epoch = Epoch(number, offsets)
+        entered = enter(query, epoch, tasks=True)
+        statuses = query.statuses(settled=True)
+        previous = query.previous(epoch, entered.tail)
+        plans = {}
+        for name in query.sinks:
+            view, dead = query.view(name, epoch, entered.tail), entered.dead.get(name)
+            standing = judge(view, statuses[name], previous=previous, dead=dead)
+            plans[name] = self._plan(name, standing, entered.prepare, (schemas or {}).get(name), overwrite=overwrite)
+        failpoints.hit("prepare.planned", owner=query.name, epoch=number)
+        log.info("prepared", owner=query.name, epoch=number, generation=entered.prepare.generation)
+        return EpochPlan(entered.prepare.generation, epoch, plans)
+
+    def commit(self, number: int, votes: Sequence[Vote | None], *, plan: EpochPlan | None = None) -> None:
+        """Decide epoch N by these votes, and commit it in every sink. Calling it again changes nothing.
+
+        Parameters
+        ----------
+        plan:
+            Where it is at hand: a sink without any vote then gets an empty share, written here.
+        """
+        query = self.query
+        cast = self._complete(number, votes, plan)
+        generation, epoch = self._common(number, cast)
+        tail = self._read_own(generation, epoch)
+        statuses = query.statuses(settled=False)
+        if tail.decide is None:
+            decision = self._decide(tail, cast, statuses)
+        else:
+            decision = self._same_decision(tail.decide.decision, cast)
+        if decision is None:
+            log.info("already committed", owner=query.name, epoch=number)
+            return
+        dead = roll_forward(query, decision, statuses)
+        if dead:
+            raise NotCommitted(
+                f"decided, and then the target lost the shares of {describe(dead)}. They will be written again from the source: "
+                "start the query again",
+                owner=query.name,
+                epoch=number,
+            )
+        failpoints.hit("commit.done", owner=query.name, epoch=number)
+
+    def abort(self, number: int, votes: Sequence[Vote | None]) -> None:
+        """Clean up after a failed epoch, if it is certain that nothing of it was decided. Otherwise do nothing.
+
+        Spark calls it after a failed commit too, when the epoch may be decided; and from drivers that have been overtaken.
+        """
+        query = self.query
+        present = [vote for vote in votes if vote is not None]
+        if not present:
+            return  # whose generation this is can't be known; the next prepare sweeps
+        generation, epoch = self._common(number, present)
+        tail = query.ledger.read()
+        if tail is None or tail.generation != generation or tail.decide is not None:
+            log.info("nothing to abort", owner=query.name, epoch=number, generation=generation)
+            return
+        failpoints.hit("abort.before_publish", owner=query.name, epoch=number)
+        try:
+            # Publishing is what makes the epoch undecidable: a decision that is still on its way can't land any more.
+            fence, found = publish_generation(query, tail, epoch, tasks=False)
+        except Fenced:
+            log.info("overtaken while aborting", owner=query.name, epoch=number, generation=generation)
+            return
+        failpoints.hit("abort.published", owner=query.name, epoch=number)
+        sweep(query, fence, query.statuses(settled=False), found)
+        failpoints.hit("abort.swept", owner=query.name, epoch=number)
+        log.info("aborted", owner=query.name, epoch=number, generation=generation)
+
+    def recover(self) -> EpochPlan | None:
+        """Settle a query that is not running: fence, sweep, roll the newest decision forward. None if it never ran.
+
+        A query that does run is fenced by this, and fails.
+        """
+        query = self.query
+        number = query.checkpoint.newest()
+        offsets = None if number is None else query.checkpoint.offsets_hash(number)
+        if number is None or offsets is None:
+            return None
+        epoch = Epoch(number, offsets)
+        entered = enter(query, epoch, tasks=False)
+        if entered.dead:
+            dead = describe(entered.dead)
+            log.warning("will be written again when the query starts", owner=query.name, epoch=number, dead=dead)
+        return EpochPlan(entered.prepare.generation, epoch, {})
+
+    # ---- planning ----
+
+    def _plan(
+        self, name: str, standing: Standing, prepare: Prepare, schema: pa.Schema | None, *, overwrite: bool
+    ) -> SinkPlan:
+        if standing.done:
+            return SinkPlan(None)
+        sink = self.query.sinks[name]
+        lives_ms = sink.capabilities.share_lives_ms
+        plan = sink.prepare(
+            PreparedEpoch(
+                owner=self.query.owner(name),
+                generation=prepare.generation,
+                epoch=prepare.epoch,
+                origin=standing.origin,
+                base=standing.base,
+                schema=schema,
+                overwrite=overwrite,
+                deadline_ms=None if lives_ms is None else self.query.now_ms() + lives_ms,
+            )
+        )
+        return SinkPlan(plan, standing.dead)
+
+    # ---- deciding ----
+
+    def _decide(self, tail: Tail, votes: Sequence[Vote], statuses: Mapping[str, Status]) -> Decision | None:
+        """Publish the decision; None if every sink has the epoch already."""
+        query, epoch = self.query, tail.prepare.epoch
+        revised = tail.decision if tail.decision is not None and tail.decision.epoch == epoch else None
+        previous = query.previous(epoch, tail)
+        decided = {}
+        for name in query.sinks:
+            own = [vote for vote in votes if vote.sink == name]
+            prior = None if revised is None else revised.sinks.get(name)
+            new = {vote.slot for vote in own if vote.share is not None}
+            dead = new if new and prior is not None else None
+            standing = judge(query.view(name, epoch, tail), statuses[name], previous=previous, dead=dead)
+            decided[name] = self._decide_sink(name, own, standing, prior, tail)
+        if all(vote.share is None for vote in votes):
+            return None
+        if revised is not None and any(vote.share is None for vote in votes):
+            for name, prior in revised.sinks.items():
+                check_replay(name, decided[name].shares, prior.shares, atomic=query.sinks[name].capabilities.atomic)
+        decision = Decision(
+            id=query.ledger.next_decision_id(tail),
+            generation=tail.generation,
+            epoch=epoch,
+            revision=0 if revised is None else revised.revision + 1,
+            sinks=decided,
+        )
+        failpoints.hit("decide.before_alive", owner=query.name, epoch=epoch.number)
+        self._require_alive(decision, statuses)
+        failpoints.hit("decide.before_publish", owner=query.name, epoch=epoch.number)
+        query.ledger.decide(tail, decision)
+        failpoints.hit("decide.published", owner=query.name, epoch=epoch.number)
+        log.info("decided", owner=query.name, epoch=epoch.number, decision=decision.id, revision=decision.revision)
+        return decision
+
+    def _decide_sink(
+        self, name: str, votes: Sequence[Vote], standing: Standing, prior: SinkDecision | None, tail: Tail
+    ) -> SinkDecision:
+        decided_by = self.query.ledger.next_decision_id(tail)
+        drained = all(vote.share is None for vote in votes)
+        if drained != standing.done:
+            raise Fenced(
+                "the epoch was in the target when the tasks began, and is not any more"
+                if drained
+                else "another driver of this query committed the epoch in the meantime",
+                owner=str(self.query.owner(name)),
+                epoch=tail.prepare.epoch.number,
+            )
+        if drained:
+            return prior or SinkDecision(decided_by, standing.joined, standing.base, standing.origin, ())
+        atomic = self.query.sinks[name].capabilities.atomic
+        shares = combined_shares(votes, () if prior is None else prior.shares, atomic=atomic)
+        return SinkDecision(decided_by, standing.joined, standing.base, standing.origin, shares)
+
+    def _require_alive(self, decision: Decision, statuses: Mapping[str, Status]) -> None:
+        query = self.query
+        for name, sink in query.sinks.items():
+            if is_closed(query.decision_view(name, decision), statuses[name]):
+                continue
+            ailing = sink.alive(query.order(name, decision))
+            if ailing:
+                reasons = "; ".join(f"slot {slot}: {why}" for slot, why in sorted(ailing.items()))
+                raise NotCommitted(
+                    f"not decided, because shares could not be committed any more ({reasons}). The epoch will be written again",
+                    dead_slots=sorted(ailing),
+                    owner=str(query.owner(name)),
+                    epoch=decision.epoch.number,
+                )
+
+    def _same_decision(self, decision: Decision, votes: Sequence[Vote]) -> Decision:
+        for vote in votes:
+            if vote.share is not None and vote.share not in decision.sinks[vote.sink].shares:
+                raise AlreadyDecided(
+                    f"epoch {decision.epoch.number} was decided with other votes (decision {decision.id}); that one stands",
+                    owner=self.query.name,
+                    epoch=decision.epoch.number,
+                    slot=vote.slot,
+                )
+        return decision
+
+    # ---- votes ----
+
+    def _complete(self, number: int, votes: Sequence[Vote | None], plan: EpochPlan | None) -> list[Vote]:
+        """Check that every sink has its votes; a sink that no task wrote gets an empty share."""
+        query = self.query
+        present = [vote for vote in votes if vote is not None]
+        if len(present) < len(votes):
+            raise ProtocolViolation(
+                "a task sent no vote (the continuous trigger does that, and is not supported): use a micro-batch trigger",
+                owner=query.name,
+                epoch=number,
+            )
+        strangers = {vote.sink for vote in present} - set(query.sinks)
+        if strangers:
+            raise ProtocolViolation(f"votes for sinks that are not configured: {sorted(strangers)}", epoch=number)
+        for name, sink in query.sinks.items():
+            own = [vote for vote in present if vote.sink == name]
+            if not own and plan is None:
+                raise ProtocolViolation(
+                    "no votes, so it can't be known which generation asks", owner=query.name, epoch=number
+                )
+            if not own and plan is not None:
+                own = [run_task(sink, name, plan, (), number=number, slot=0, task_id=DRIVER_TASK, now_ms=query.now_ms)]
+                present.extend(own)
+            check_slots(own)
+        return present
+
+    def _common(self, number: int, votes: Sequence[Vote]) -> tuple[Generation, Epoch]:
+        """The generation and epoch that all votes were given for."""
+        given = {(vote.generation, vote.epoch) for vote in votes} | {
+            (vote.share.attempt.generation, vote.epoch) for vote in votes if vote.share is not None
+        }
+        if len(given) != 1:
+            raise ProtocolViolation(
+                f"votes of several generations or epochs: {sorted(f'{g} for epoch {e}' for g, e in given)}",
+                owner=self.query.name,
+                epoch=number,
+            )
+        generation, epoch = given.pop()
+        if epoch.number != number:
+            raise Fenced(
+                f"Spark is at epoch {number}, and the votes were given for {epoch.number}: another driver of this query logged an "
+                "epoch in between. Only one may run.",
+                owner=self.query.name,
+                epoch=number,
+            )
+        return generation, epoch
+
+    def _read_own(self, generation: Generation, epoch: Epoch) -> Tail:
+        tail = self.query.ledger.read()
+        if tail is None or tail.generation != generation:
+            newer = "a ledger that is gone" if tail is None else f"generation {tail.generation}"
+            raise Fenced(
+                f"generation {generation} was overtaken by {newer}: another driver of this query runs, or ran. Only one may.",
+                owner=self.query.name,
+                epoch=epoch.number,
+            )
+        if tail.prepare.epoch != epoch:
+            raise ProtocolViolation(f"generation {generation} was prepared for {tail.prepare.epoch}, not {epoch}")
+        return tail

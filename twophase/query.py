@@ -1,0 +1,68 @@
+"""A query as the protocol sees it: its checkpoint, its ledger, its sinks by name, and what is known about each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from twophase.checkpoint import Checkpoint
+from twophase.decision import Decision
+from twophase.identity import Epoch, Owner
+from twophase.ledger import Ledger, Tail
+from twophase.sink import CommitOrder, Sink, Status
+from twophase.standing import View
+
+AnySink = Sink[Any]
+
+
+@dataclass(frozen=True)
+class Query:
+    """Everything that the coordinator is handed.
+
+    Parameters
+    ----------
+    name:
+        The query's part of the owner: Spark's query id, or the option `owner`.
+    sinks:
+        By name, in the order in which they commit.
+    take_over:
+        Sink name → the owner that this query replaces there. Does nothing once done.
+    moved_from:
+        The ledger's former place, if the checkpoint was moved.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    ledger: Ledger
+    sinks: Mapping[str, AnySink]
+    now_ms: Callable[[], int]
+    take_over: Mapping[str, Owner] = field(default_factory=dict)
+    moved_from: str | None = None
+
+    def owner(self, sink: str) -> Owner:
+        return Owner(self.name, sink)
+
+    def statuses(self, *, settled: bool) -> Mapping[str, Status]:
+        return {name: sink.status(self.owner(name), settled=settled) for name, sink in self.sinks.items()}
+
+    def view(self, sink: str, epoch: Epoch, tail: Tail) -> View:
+        capabilities = self.sinks[sink].capabilities
+        return View(self.owner(sink), sink, capabilities, epoch, tail.decision, tail.sinks.get(sink))
+
+    def decision_view(self, sink: str, decision: Decision) -> View:
+        """Enough of a view to ask whether this decision is visible."""
+        return View(self.owner(sink), sink, self.sinks[sink].capabilities, decision.epoch, decision, None)
+
+    def order(self, sink: str, decision: Decision) -> CommitOrder[Any]:
+        return decision.sinks[sink].order(self.owner(sink), decision.epoch, self.sinks[sink].handle_type)
+
+    def previous(self, epoch: Epoch, tail: Tail | None) -> str | None:
+        """Offsets hash of the epoch before: from Spark's log, else from the decision; None if neither has it any more."""
+        if epoch.number == 0:
+            return ""
+        logged = self.checkpoint.offsets_hash(epoch.number - 1)
+        decision = None if tail is None else tail.decision
+        if logged is None and decision is not None and decision.epoch.number == epoch.number - 1:
+            return decision.epoch.offsets
+        return logged

@@ -1,0 +1,262 @@
+"""Recovery: how a generation enters. The first half of every prepare, and all of `recover`.
+
+::
+
+    read the ledger     refuse what is foreign, rewound, or owned by another
+    publish             a generation: everything older is fenced from here on
+    fence               older generations out of the targets, as far as those can
+    read markers        what is visible, in doubt or not
+    sweep               what older generations staged and no open decision names
+    roll forward        the newest decision, where a sink lacks it
+    take over           targets that another owner has, if asked to
+
+The order is the point. Sweeping before the generation is published would delete what a live driver is about to decide; rolling
+forward before the markers are read could not tell a finished decision from a lost one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from twophase import failpoints
+from twophase.decision import Decision
+from twophase.errors import CheckpointMismatch, Fenced, NotCommitted
+from twophase.identity import Epoch, Generation
+from twophase.ledger import Tail
+from twophase.log import Log
+from twophase.query import Query
+from twophase.record import Prepare
+from twophase.sink import Leftover, Marker, Status, TakeOver
+from twophase.standing import is_closed, newest_marker, refuse_visible_without_decision
+
+Dead = Mapping[str, frozenset[int]]
+"""Sink name → slots of the newest decision that its target proved dead."""
+Found = Mapping[str, Sequence[Leftover[Any]]]
+
+log = Log("twophase.recovery")
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A generation that has published itself and recovered what was before it."""
+
+    prepare: Prepare
+    dead: Dead
+
+    @property
+    def tail(self) -> Tail:
+        return Tail(self.prepare, None)
+
+
+def enter(query: Query, epoch: Epoch, *, tasks: bool) -> Entered:
+    """Publish a generation for this epoch and settle everything before it."""
+    tail = query.ledger.read()
+    query.ledger.refuse_if_foreign(tail, query=query.name, moved_from=query.moved_from)
+    refuse_rewound(query, tail, epoch)
+    due = due_take_overs(query, tail, epoch)
+    failpoints.hit("prepare.before_publish", owner=query.name, epoch=epoch.number)
+    prepare, found = publish_generation(query, tail, epoch, tasks=tasks, replaces=tuple(map(_ledger_of, due.values())))
+    failpoints.hit("prepare.fenced", owner=query.name, epoch=epoch.number)
+    statuses = query.statuses(settled=False)
+    for name in query.sinks:
+        refuse_visible_without_decision(query.view(name, epoch, Tail(prepare, None)), statuses[name])
+    failpoints.hit("prepare.markers_read", owner=query.name, epoch=epoch.number)
+    sweep(query, prepare, statuses, found)
+    failpoints.hit("prepare.swept", owner=query.name, epoch=epoch.number)
+    dead = {} if prepare.decision is None else roll_forward(query, prepare.decision, statuses, skip=due.keys())
+    dead |= take_over(query, prepare, due)
+    failpoints.hit("prepare.rolled_forward", owner=query.name, epoch=epoch.number)
+    if dead and prepare.decision is not None and prepare.decision.epoch.number < epoch.number:
+        raise CheckpointMismatch(
+            f"epoch {prepare.decision.epoch.number} was decided, and Spark has logged it as committed, but the target lost the "
+            f"shares of {describe(dead)}: it was emptied or restored. Nothing was written.",
+            owner=query.name,
+            epoch=epoch.number,
+        )
+    return Entered(prepare, dead)
+
+
+def refuse_rewound(query: Query, tail: Tail | None, epoch: Epoch) -> None:
+    """Raise CheckpointMismatch if the newest decision can't be before, or of, this epoch."""
+    decision = None if tail is None else tail.decision
+    if decision is None or decision.epoch.number < epoch.number:
+        return
+    if decision.epoch != epoch:
+        raise CheckpointMismatch(
+            f"the ledger has decided epoch {decision.epoch}, and Spark is about to write {epoch}: Spark's part of the checkpoint "
+            "was rewound, or offsets were logged anew. Restore the checkpoint folder as a whole.",
+            owner=query.name,
+            epoch=epoch.number,
+        )
+    gone = [name for name in decision.sinks if name not in query.sinks]
+    if gone:
+        raise CheckpointMismatch(
+            f"epoch {epoch.number} was decided for the sinks {gone} too, which are no longer configured: start the query once "
+            "with the old sinks, so that the epoch is finished everywhere",
+            owner=query.name,
+            epoch=epoch.number,
+        )
+
+
+def publish_generation(
+    query: Query, tail: Tail | None, epoch: Epoch, *, tasks: bool, replaces: tuple[str, ...] = ()
+) -> tuple[Prepare, Found]:
+    """Publish, and fence older generations out of every target. Also returns what is staged there."""
+    prepare = query.ledger.prepare(tail, query=query.name, epoch=epoch, tasks=tasks, replaces=replaces)
+    failpoints.hit("prepare.published", owner=query.name, epoch=epoch.number)
+    if fence(query, prepare) and not _is_ahead(prepare, found := leftovers(query)):
+        return prepare, found
+    # A target has met a generation of this ledger that the ledger has not had: an older copy of it was restored.
+    # Generations would repeat, and attempts with them. A new id makes all names new again.
+    require_newest(query, prepare)
+    log.warning("the ledger was restored from an older copy", owner=query.name, generation=prepare.generation)
+    restored = Tail(prepare, None)
+    prepare = query.ledger.prepare(restored, query=query.name, epoch=epoch, tasks=tasks, replaces=(prepare.ledger,))
+    fence(query, prepare)
+    return prepare, leftovers(query)
+
+
+def fence(query: Query, prepare: Prepare) -> bool:
+    """False if a target knows a newer generation."""
+    try:
+        for name, sink in query.sinks.items():
+            sink.fence(query.owner(name), prepare.generation)
+    except Fenced:
+        return False
+    return True
+
+
+def leftovers(query: Query) -> Found:
+    found = {name: tuple(sink.leftovers(query.owner(name))) for name, sink in query.sinks.items()}
+    failpoints.hit("sweep.listed", owner=query.name)
+    return found
+
+
+def sweep(query: Query, prepare: Prepare, statuses: Mapping[str, Status], found: Found) -> None:
+    """Abort what older generations staged, except what an open decision names.
+
+    What to abort was listed before, and the ledger is read again here: a generation that has been overtaken in between may not
+    abort, because some targets reuse names after a number of generations.
+    """
+    for name, sink in query.sinks.items():
+        open_marks = _open_marks(query, name, prepare.decision, statuses[name])
+        doomed = [
+            leftover
+            for leftover in found[name]
+            if _may_sweep(prepare, leftover.generation) and leftover.mark not in open_marks
+        ]
+        if not doomed:
+            continue
+        require_newest(query, prepare)
+        failpoints.hit("sweep.before_abort", owner=query.name, epoch=prepare.epoch.number)
+        sink.abort(query.owner(name), doomed)
+        log.info("swept", owner=query.owner(name), epoch=prepare.epoch.number, leftovers=len(doomed))
+
+
+def roll_forward(
+    query: Query, decision: Decision, statuses: Mapping[str, Status], *, skip: Set[str] = frozenset()
+) -> dict[str, frozenset[int]]:
+    """Commit the decision in every sink that lacks it: what can be committed is, whatever is dead elsewhere.
+
+    Returns the slots that the targets proved dead.
+    """
+    dead = {}
+    for name, sink in query.sinks.items():
+        if name in skip or is_closed(query.decision_view(name, decision), statuses[name]):
+            continue
+        owner = query.owner(name)
+        failpoints.hit("commit.before_sink", owner=str(owner), epoch=decision.epoch.number)
+        try:
+            outcome = sink.commit(query.order(name, decision))
+            log.info(outcome.value, owner=owner, epoch=decision.epoch.number, revision=decision.revision)
+        except NotCommitted as error:
+            every = frozenset(share.slot for share in decision.sinks[name].shares)
+            dead[name] = every if sink.capabilities.atomic else frozenset(error.dead_slots)
+            log.warning("dead after the decision", owner=owner, epoch=decision.epoch.number, why=error.message)
+        failpoints.hit("commit.after_sink", owner=str(owner), epoch=decision.epoch.number)
+    return dead
+
+
+def due_take_overs(query: Query, tail: Tail | None, epoch: Epoch) -> Mapping[str, TakeOver]:
+    """Targets that another owner has and that this query was told to take over; refuses those that it was not."""
+    due = {}
+    for name, sink in query.sinks.items():
+        if sink.capabilities.several_owners:
+            continue
+        owner = query.owner(name)
+        origin = newest_marker(sink.status(owner, settled=False))
+        if origin is None or origin.owner == owner:
+            continue
+        replaced = query.take_over.get(name)
+        if replaced != origin.owner:
+            raise CheckpointMismatch(
+                f"the target of sink {name!r} is owned by {origin.owner} (at epoch {origin.epoch}), and this query is {owner}. "
+                f"If that query will never run again, set the option takeOver to {str(origin.owner)!r}"
+                + ("" if replaced is None else f" (it is {str(replaced)!r})"),
+                owner=str(owner),
+                epoch=epoch.number,
+            )
+        before = query.previous(epoch, tail)
+        if before is None:
+            raise CheckpointMismatch(
+                f"offsets/{epoch.number - 1} is gone, so the take-over could not be recognised afterwards", epoch=epoch.number
+            )
+        position = origin.base + origin.epoch.number + 1
+        number = epoch.number - 1
+        due[name] = TakeOver(origin, Marker(owner, Epoch(number, before), by="", base=position - number))
+    return due
+
+
+def take_over(query: Query, prepare: Prepare, due: Mapping[str, TakeOver]) -> dict[str, frozenset[int]]:
+    """Publish the empty epochs. What this query had decided there before is void, because the line went on without it."""
+    void = {}
+    for name, order in due.items():
+        failpoints.hit("take_over.before", owner=query.name, epoch=prepare.epoch.number)
+        marker = dataclasses.replace(order.marker, by=str(prepare.generation))
+        query.sinks[name].take_over(TakeOver(order.origin, marker))
+        failpoints.hit("take_over.after", owner=query.name, epoch=prepare.epoch.number)
+        log.warning("took over", owner=marker.owner, replaced=order.origin.owner, epoch=prepare.epoch.number)
+        decision = prepare.decision
+        if decision is not None and decision.epoch == prepare.epoch and name in decision.sinks:
+            void[name] = frozenset(share.slot for share in decision.sinks[name].shares)
+    return void
+
+
+def require_newest(query: Query, prepare: Prepare) -> None:
+    if not query.ledger.is_newest(prepare.generation):
+        raise Fenced(
+            f"generation {prepare.generation} was overtaken: another driver of this query runs. Only one may.",
+            owner=query.name,
+            epoch=prepare.epoch.number,
+        )
+
+
+def describe(dead: Dead) -> str:
+    return ", ".join(f"{name} (slots {sorted(slots)})" for name, slots in sorted(dead.items()))
+
+
+def _open_marks(query: Query, name: str, decision: Decision | None, status: Status) -> Set[str]:
+    if decision is None or is_closed(query.decision_view(name, decision), status):
+        return frozenset()
+    return {query.sinks[name].mark(share) for share in query.order(name, decision).shares}
+
+
+def _may_sweep(prepare: Prepare, generation: Generation) -> bool:
+    """Only what is older: of this ledger, or of one that it continues."""
+    return generation.is_older_than(prepare.generation) or generation.ledger in prepare.replaces
+
+
+def _is_ahead(prepare: Prepare, found: Found) -> bool:
+    return any(
+        leftover.generation.ledger == prepare.ledger and leftover.generation.number >= prepare.number
+        for staged in found.values()
+        for leftover in staged
+    )
+
+
+def _ledger_of(order: TakeOver) -> str:
+    """The ledger by which a marker was moved: decisions, generations and attempts all begin with its id."""
+    return order.origin.by.partition(".")[0]

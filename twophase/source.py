@@ -1,0 +1,57 @@
+"""The contract of a replayable source: the same (start, end) always gives the same rows.
+
+An offset is versionless JSON text that Spark stores in `offsets/N`; a split is one task's part of a range. Between
+`latest` and `acknowledge` the source promises that the range can be read again, any number of times, split differently,
+after a restart, and while new data arrive.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class ReadLimit:
+    """How much one epoch may take; None means no limit."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+NO_LIMIT = ReadLimit()
+
+
+class Source(ABC, Generic[S]):
+    """A configured origin of rows; picklable, and it opens nothing until it is used. `S` is its type of split."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema: ...
+
+    @abstractmethod
+    def earliest(self) -> str:
+        """The offset before the oldest row that can still be read."""
+
+    @abstractmethod
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT) -> str:
+        """An end for a range that begins at `start`: durable and replayable from the moment that this returns.
+
+        At least one unit of progress is made if there is any, however small the limit.
+        """
+
+    @abstractmethod
+    def plan(self, start: str, end: str) -> Sequence[S]:
+        """Split the range. Data that vanished from it is an error that names what is lost, never a silent jump."""
+
+    @abstractmethod
+    def read(self, split: S) -> Iterator[pa.RecordBatch]: ...
+
+    @abstractmethod
+    def acknowledge(self, end: str) -> None:
+        """Spark has committed everything before `end`: the source may forget it. Repeating an older one changes nothing."""

@@ -1,0 +1,89 @@
+"""One task's run, on the executor: begin, write, pre-commit, vote.
+
+The core counts rows and sums checksums here, once for all sinks: a revision compares them when a decided share has to be
+written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+
+from twophase import failpoints
+from twophase.checksum import Checksum
+from twophase.errors import Fenced, NotCommitted
+from twophase.identity import Attempt
+from twophase.plan import EpochPlan
+from twophase.sink import H, Plan, Sink, Task
+from twophase.vote import Vote, VotedShare
+
+DRIVER_TASK = -1
+"""The task id of a share that the driver writes for an epoch without tasks: Spark's are never negative."""
+
+
+def run_task(
+    sink: Sink[H],
+    name: str,
+    plan: EpochPlan,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    number: int,
+    slot: int,
+    task_id: int,
+    now_ms: Callable[[], int],
+) -> Vote:
+    """Write one task's rows as a share of the epoch, and vote.
+
+    Parameters
+    ----------
+    number:
+        The epoch that Spark says this task belongs to. The plan's is only the driver's guess.
+    """
+    if number != plan.epoch.number:
+        raise Fenced(
+            f"this task belongs to epoch {number}, and was planned for {plan.epoch.number}: another driver of the same query "
+            "logged an epoch in between. Only one may run.",
+            epoch=number,
+            slot=slot,
+        )
+    sink_plan = plan.sinks[name]
+    if sink_plan.plan is None or not sink_plan.writes(slot):
+        for _ in batches:
+            pass
+        return Vote(plan.generation, plan.epoch, name, slot, None)
+    task = Task(slot, Attempt(plan.generation, task_id))
+    share = _write_share(sink, sink_plan.plan, task, batches, now_ms)
+    return Vote(plan.generation, plan.epoch, name, slot, share)
+
+
+def _write_share(
+    sink: Sink[H], plan: Plan, task: Task, batches: Iterable[pa.RecordBatch], now_ms: Callable[[], int]
+) -> VotedShare:
+    prepared = plan.prepared
+    owner, number = str(prepared.owner), prepared.epoch.number
+    if prepared.deadline_ms is not None and now_ms() > prepared.deadline_ms:
+        # A task that was queued for longer than a share lives may be a stranger's: its begin could abort a decided share.
+        raise NotCommitted(
+            "this task began after the deadline of its epoch: the epoch takes longer than the target keeps a share",
+            owner=owner,
+            epoch=number,
+            slot=task.slot,
+        )
+    failpoints.hit("task.before_begin", owner=owner, epoch=number, slot=task.slot)
+    transaction = sink.begin(plan, task)
+    try:
+        failpoints.hit("task.begun", owner=owner, epoch=number, slot=task.slot)
+        checksum = Checksum()
+        for batch in batches:
+            checksum.add(batch)
+            transaction.write(batch)
+        failpoints.hit("task.written", owner=owner, epoch=number, slot=task.slot)
+        failpoints.hit("task.before_pre_commit", owner=owner, epoch=number, slot=task.slot)
+        handle = transaction.pre_commit()
+        failpoints.hit("task.pre_committed", owner=owner, epoch=number, slot=task.slot)
+    except Exception:
+        transaction.abort()
+        failpoints.hit("task.aborted", owner=owner, epoch=number, slot=task.slot)
+        raise
+    return VotedShare.of(task.slot, task.attempt, checksum.rows, checksum.value, handle)
