@@ -193,6 +193,7 @@ class Ledger:
                 self._storage.publish(path, data)
             except FileExistsError:
                 self._fence_unless_mine(record)
+                self._storage.sync(self._folder)  # mine, from an earlier try that may not have got as far as this
             except TimeoutError:
                 continue  # may have landed, may land later: only the same record may be tried again
             break

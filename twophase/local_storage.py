@@ -136,7 +136,7 @@ class LocalStorage:
         status = self.posix.stat(old)
         try:
             self._move(old, new, is_folder=stat.S_ISDIR(status.st_mode))
-        except (FileExistsError, FileNotFoundError, TimeoutError):
+        except (FileExistsError, FileNotFoundError):
             raise
         except OSError as error:
             # Another process may have made the same rename: that it is done does not say that this call did it.
