@@ -78,6 +78,7 @@ class Ledger:
         new_id: Callable[[], str],
         now_ms: Callable[[], int],
         kept_records: int = KEPT_RECORDS,
+        publish_tries: int = PUBLISH_TRIES,
     ):
         if kept_records < 3:
             raise ValueError("a ledger keeps at least 3 records: a prepare, its decision and the next prepare")
@@ -86,6 +87,7 @@ class Ledger:
         self._new_id = new_id
         self._now_ms = now_ms
         self._kept_records = kept_records
+        self._publish_tries = publish_tries
 
     @property
     def location(self) -> str:
@@ -188,7 +190,7 @@ class Ledger:
     def _publish(self, record: Record) -> list[int]:
         """Publish a record as the newest; returns the numbers that are then in the folder."""
         path, data = self._path(record.number), encode(record)
-        for _ in range(PUBLISH_TRIES):
+        for _ in range(self._publish_tries):
             try:
                 self._storage.publish(path, data)
             except FileExistsError:
@@ -198,7 +200,7 @@ class Ledger:
                 continue  # may have landed, may land later: only the same record may be tried again
             break
         else:
-            raise OutcomeUnknown(f"no answer about ledger record {path} after {PUBLISH_TRIES} tries: start the query again")
+            raise OutcomeUnknown(f"no answer about ledger record {path} after {self._publish_tries} tries: start the query again")
         numbers = self._numbers()
         if numbers[-1] != record.number:
             raise Fenced(

@@ -63,11 +63,13 @@ def is_closed(view: View, status: Status) -> bool:
     atomic = view.capabilities.atomic
     for slot, by in decision.sinks[view.name].expected(atomic).items():
         marker = status.markers.get(slot)
-        if marker is None or marker.owner != view.owner or marker.epoch != decision.epoch:
+        if marker is None or marker.owner != view.owner or marker.epoch.number < decision.epoch.number:
             return False
+        if marker.epoch.number > decision.epoch.number:
+            continue  # epochs commit in order, so this one is there too; the ledger is an older copy
         # One step committed the whole epoch, whichever decision it was: a revision, or that of a copied checkpoint. Of a
         # slot alone that can't be said: another decision may have cut the rows differently.
-        if not atomic and marker.by != by:
+        if marker.epoch != decision.epoch or not (atomic or marker.by == by):
             return False
     return True
 

@@ -54,11 +54,11 @@ NO_COMPACTION = 100
 ALL_FAULTS = frozenset(
     {
         "crash", "lost reply", "late request", "duplicate request", "second driver", "task crash", "late twin",
-        "share dies", "commit again", "rewound", "restored", "copied", "moved", "emptied",
+        "share dies", "commit again", "rewound", "restored", "copied", "moved", "emptied", "taken over", "rival",
     }
 )  # fmt: skip
 
-SURGERY = frozenset({"rewound", "restored", "copied", "moved", "emptied"})
+SURGERY = frozenset({"rewound", "restored", "copied", "moved", "emptied", "taken over", "rival"})
 
 REFUSALS = {
     "rewound": {"CHECKPOINT_MISMATCH"},
@@ -88,7 +88,10 @@ class State(NamedTuple):
     twins: tuple[Process, ...] = ()
     messages: tuple[Op, ...] = ()
     faults: tuple[str, ...] = ()
-    decided: frozenset[tuple[str, Epoch, str]] = frozenset()
+    decided: invariants.Decided = frozenset()
+    """Everything that was ever decided."""
+    newest: invariants.Decided = frozenset()
+    """What the newest decision names."""
     next_setup: Setup = FIRST
     fruitless: int = 0
     """How often in a row a driver died without a fault, and without getting an epoch done."""
@@ -102,7 +105,7 @@ class State(NamedTuple):
         return (
             id(self.files), id(self.atomic), id(self.slots), tuple(id(p.node) for p in self.drivers),
             tuple(id(p.node) for p in self.twins), tuple(id(m) for m in self.messages), self.faults, id(self.decided),
-            id(self.next_setup), self.fruitless, self.why, self.running, self.switches,
+            id(self.newest), id(self.next_setup), self.fruitless, self.why, self.running, self.switches,
         )  # fmt: skip
 
 
@@ -153,9 +156,9 @@ class Explorer:
         """Explore; raises Violation with the schedule that leads to it."""
         began = time.monotonic()
         limit = None if self.scenario.seconds is None else began + self.scenario.seconds
-        none: frozenset[tuple[str, Epoch, str]] = frozenset()
+        none: invariants.Decided = self._intern(frozenset())
         first = State(
-            self._intern(Files()), self._intern(HeapState()), self._intern(SlotState()), next_setup=self._intern(self.scenario.setup), decided=self._intern(none),
+            self._intern(Files()), self._intern(HeapState()), self._intern(SlotState()), next_setup=self._intern(self.scenario.setup), decided=none, newest=none,
         )
         self._faultless = self._faultless_states(first)
         finished: dict[tuple[Any, ...], int] = {}
@@ -258,6 +261,9 @@ class Explorer:
         yield from self._message_faults(state, place, driver, op, who)
         if len(state.drivers) == 1 and self._may(state, "second driver"):
             yield "a second driver starts", self._started(self._struck(state, "second driver"))
+        if len(state.drivers) == 1 and driver.setup == self.scenario.setup and self._may(state, "rival"):
+            rival = state._replace(next_setup=self._intern(_successor(driver.setup)))
+            yield "a rival starts, to take over", self._started(self._struck(rival, "rival"))
         if isinstance(driver.phase, LogCommit) and not driver.phase.commit.again and self._may(state, "commit again"):
             again = self._with(state, place, self._at(driver.setup, replace(driver.phase.commit, again=True)))
             yield f"{who}: Spark commits again", self._run_on(self._struck(again, "commit again"))
@@ -300,14 +306,14 @@ class Explorer:
         last = max((int(p.rpartition("/")[2]) for p in files if p.startswith(f"{root}/commits/")), default=-1)
         if not files or self._is_over(state):
             return
-        for number in range(last + 1):
+        for number in range(last + 2):  # the last of these is the epoch that was under way
             for salt in (setup.salt, setup.salt + 1):
                 changed = replace(setup, salt=salt)
                 if self._may(state, "rewound"):
                     kept = {p: d for p, d in files.items() if "/twophase/" in p or int(p.rpartition("/")[2]) < number}
                     yield f"rewound to before {number}, salt {salt}", self._operated(state, "rewound", kept, changed)
                 if self._may(state, "restored"):
-                    for middle in (False, True):
+                    for middle in (False, True) if number else (True,):  # before the first epoch, it is emptied
                         kept = _restored(files, root, number, middle=middle)
                         label = f"restored to {'the middle of ' if middle else 'before '}{number}, salt {salt}"
                         yield label, self._operated(state, "restored", kept, changed)
@@ -318,6 +324,8 @@ class Explorer:
         if self._may(state, "moved"):
             place = replace(setup, root=other, moved_from=f"{root}/twophase")
             yield "moved", self._operated(state, "moved", copy, place)
+        if self._may(state, "taken over") and setup.query == self.scenario.setup.query:
+            yield "another query takes over", self._operated(state, "taken over", files, _successor(setup))
         if self._may(state, "emptied"):
             yield "emptied", self._operated(state, "emptied", {}, setup)
 
@@ -345,24 +353,26 @@ class Explorer:
 
     def _struck(self, state: State, kind: str) -> State:
         self.report.faults[kind] += 1
-        return state._replace(faults=tuple(sorted((*state.faults, kind))))
+        return state._replace(faults=tuple(sorted((*state.faults, kind))), fruitless=0)
 
     # ---- steps ----
 
     def _apply(self, state: State, op: Op) -> tuple[State, Returned | Raised]:
         old = getattr(state, op.target)
+        invariants.check_request(op, old, state.decided, frozenset() if SURGERY.intersection(state.faults) else state.newest)
         try:
             new, value = op.transition(old, *op.arguments)
         except Exception as error:
             return state, Raised(error)
         if new is old:
             return state, Returned(value)
-        decided = state.decided
+        decided, newest = state.decided, state.newest
         if op.transition is objects.publish and "/twophase/" in op.arguments[0] and _is_newest(old, op.arguments[0]):
             more = invariants.decided_by(op.arguments[1], op.arguments[0])
-            decided = self._intern(decided | more) if more - decided else decided
+            if more:
+                decided, newest = self._intern(decided | more), self._intern(more)
         changed: dict[str, Any] = {op.target: self._intern(new)}
-        return state._replace(decided=decided, **changed), Returned(value)
+        return state._replace(decided=decided, newest=newest, **changed), Returned(value)
 
     def _step(self, state: State, place: int, driver: Process, op: Op) -> State:
         done, result = self._apply(state, op)
@@ -478,6 +488,7 @@ class Explorer:
             invariants.check_shares(invariants.visible_in_line(state.atomic), state.decided, deterministic=deterministic)
             invariants.check_shares(invariants.visible_in_slots(state.slots), state.decided, deterministic=deterministic)
             invariants.check_no_gap_by_slot(state.slots, self.scenario.setup.slots)
+            invariants.check_same_rows(state.atomic, state.slots)
         if not state.drivers and not state.twins and not state.messages and self._is_over(state):
             self._check_end(state)
 
@@ -493,6 +504,8 @@ class Explorer:
         for name in setup.sinks:
             atomic = name.startswith("a")
             shares = invariants.visible_in_line(state.atomic) if atomic else invariants.visible_in_slots(state.slots)
+            if setup.root != self.scenario.setup.root and setup.moved_from is None:
+                invariants.check_copy_untouched(state.files.by_path, setup.root)
             invariants.check_complete(shares, name, epochs, setup.slots, owner=Owner(setup.query, name))
         self._check_residue(state)
 
@@ -513,9 +526,19 @@ class Explorer:
             raise invariants.Violation("recovers", f"recover after the end: {node.ended.error}")
         if "emptied" in state.faults:
             return  # what the lost ledger staged can't be told from a stranger's
-        left = [*map(str, state.atomic.staged), *map(str, state.slots.pending)]
+        own = (t for t in state.slots.pending if t.owner.query == setup.query)
+        # A successor can't know the ledger of an owner that never committed here: what that one staged stays.
+        known = {e.marker.by.partition(".")[0] for e in state.atomic.line}
+        staged = (s for s in state.atomic.staged if not setup.take_over or s.attempt.generation.ledger in known)
+        left = [*map(str, staged), *map(str, own)]
         if left:
             raise invariants.Violation("9 no residue", f"left after recovery: {left}")
+
+
+def _successor(setup: Setup) -> Setup:
+    """Another query, with a checkpoint of its own, that takes over the target with one line of epochs."""
+    take_over = (("a", Owner(setup.query, "a")),)
+    return replace(setup, driver=setup.driver + 100, query="q2", root="/t0", take_over=take_over)
 
 
 def _touch(one: Op | None, other: Op | None) -> bool:
