@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -53,7 +53,11 @@ class StagedShare:
     slot: int
     attempt: Attempt
     rows: int
-    batches: tuple[pa.RecordBatch, ...] = field(compare=False)
+    copy: bytes
+    """The rows as one Arrow IPC stream: memory of their own, that nobody can write to. Empty if there was no batch at all."""
+
+    def batches(self) -> list[pa.RecordBatch]:
+        return list(pa.ipc.open_stream(self.copy)) if self.copy else []
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class CommittedEpoch:
     marker: Marker
     shares: tuple[StagedShare, ...] = ()
     overwrite: bool = False
+    replaced: Owner | None = None
+    """The owner that a take-over replaced."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,9 @@ def commit(state: HeapState, order: CommitOrder[HeapHandle]) -> tuple[HeapState,
             raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
         raise Fenced(f"the target is at {marker}, and the decision moves it from {order.origin}")
     staged = {str(share.attempt): share for share in state.staged}
-    lost = [s.slot for s in order.shares if str(s.attempt) not in staged or staged[str(s.attempt)].rows != s.handle.rows]
+    lost = [
+        s.slot for s in order.shares if str(s.attempt) not in staged or staged[str(s.attempt)].rows != s.handle.rows
+    ]
     if lost:
         raise NotCommitted(f"the staged rows of slots {lost} are gone", dead_slots=lost)
     shares = tuple(staged[str(share.attempt)] for share in order.shares)
@@ -117,7 +125,7 @@ def take_over(state: HeapState, order: TakeOver) -> tuple[HeapState, None]:
         return state, None
     if state.marker != order.origin:
         raise Fenced(f"the target is at {state.marker}, and the take-over moves it from {order.origin}")
-    return replace(state, line=(*state.line, CommittedEpoch(order.marker))), None
+    return replace(state, line=(*state.line, CommittedEpoch(order.marker, replaced=order.origin.owner))), None
 
 
 def abort(state: HeapState, marks: frozenset[str]) -> tuple[HeapState, None]:
@@ -169,8 +177,8 @@ class HeapTransaction(Transaction[HeapHandle]):
     def pre_commit(self) -> HeapHandle:
         rows = sum(batch.num_rows for batch in self._batches)
         prepared = self._plan.prepared
-        copies = tuple(_deep_copy(batch) for batch in self._batches)
-        self._target.apply(stage, StagedShare(prepared.epoch, self._task.slot, self._task.attempt, rows, copies))
+        copy = _deep_copy(self._batches)
+        self._target.apply(stage, StagedShare(prepared.epoch, self._task.slot, self._task.attempt, rows, copy))
         return HeapHandle(rows, prepared.overwrite)
 
     def abort(self) -> None:
@@ -192,7 +200,7 @@ class HeapSink(Sink[HeapHandle]):
     def __init__(self, target: HeapTarget | str):
         self._target = HeapTarget.named(target) if isinstance(target, str) else target
 
-    def fence(self, owner: Owner, generation: Generation) -> None:  # noqa: ARG002
+    def fence(self, owner: Owner, generation: Generation) -> None:
         self._target.apply(fence, generation)
 
     def begin(self, plan: Plan, task: Task) -> HeapTransaction:
@@ -205,14 +213,14 @@ class HeapSink(Sink[HeapHandle]):
     def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
         return self._target.apply(commit, order)
 
-    def abort(self, owner: Owner, leftovers: Sequence[Leftover[HeapHandle]]) -> None:  # noqa: ARG002
+    def abort(self, owner: Owner, leftovers: Sequence[Leftover[HeapHandle]]) -> None:
         self._target.apply(abort, frozenset(leftover.mark for leftover in leftovers))
 
-    def status(self, owner: Owner, *, settled: bool) -> Status:  # noqa: ARG002
+    def status(self, owner: Owner, *, settled: bool) -> Status:
         marker = self._target.apply(look).marker
         return Status({} if marker is None else {WHOLE: marker})
 
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:  # noqa: ARG002
+    def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:
         staged = sorted(self._target.apply(look).staged, key=lambda share: str(share.attempt))
         return [
             Leftover(share.attempt.generation, str(share.attempt), f"{share.rows} rows of epoch {share.epoch.number}")
@@ -235,10 +243,17 @@ class HeapSink(Sink[HeapHandle]):
         for committed in line if position is None else line[: position + 1]:
             if committed.overwrite:
                 kept.clear()
-            kept.extend(batch for share in committed.shares for batch in share.batches)
+            kept.extend(batch for share in committed.shares for batch in share.batches())
         return kept
 
 
-def _deep_copy(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows in memory of their own: what Spark handed us may be overwritten by its next batch."""
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+def _deep_copy(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """What Spark handed us may be overwritten by its next batch."""
+    if not batches:
+        return b""
+    copy = pa.BufferOutputStream()
+    with pa.ipc.new_stream(copy, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    data: bytes = copy.getvalue().to_pybytes()
+    return data

@@ -30,7 +30,7 @@ from twophase.plan import EpochPlan, SinkPlan
 from twophase.query import Query
 from twophase.record import Prepare
 from twophase.recovery import describe, enter, publish_generation, roll_forward, sweep
-from twophase.revision import check_replay, check_slots, combined_shares
+from twophase.revision import check_replay, check_slots, combined_shares, slots_differ
 from twophase.sink import PreparedEpoch, Status
 from twophase.standing import Standing, is_closed, judge
 from twophase.task import DRIVER_TASK, run_task
@@ -87,12 +87,12 @@ class Coordinator:
             Where it is at hand: a sink without any vote then gets an empty share, written here.
         """
         query = self.query
-        cast = self._complete(number, votes, plan)
-        generation, epoch = self._common(number, cast)
+        cast = self._check_votes(number, votes, plan)
+        generation, epoch = (plan.generation, plan.epoch) if not cast and plan else self._common(number, cast)
         tail = self._read_own(generation, epoch)
         statuses = query.statuses(settled=False)
         if tail.decide is None:
-            decision = self._decide(tail, cast, statuses)
+            decision = self._decide(tail, self._complete(number, cast, plan), statuses)
         else:
             decision = self._same_decision(tail.decide.decision, cast)
         if decision is None:
@@ -187,7 +187,10 @@ class Coordinator:
             prior = None if revised is None else revised.sinks.get(name)
             new = {vote.slot for vote in own if vote.share is not None}
             dead = new if new and prior is not None else None
+            if prior is not None and not new and not self._is_whole(name, revised, statuses[name]):
+                raise slots_differ(prior.shares, own)  # what has to be written again is no slot of the replay
             standing = judge(query.view(name, epoch, tail), statuses[name], previous=previous, dead=dead)
+            self._require_unmoved(name, standing, epoch, drained=not new)
             decided[name] = self._decide_sink(name, own, standing, prior, tail)
         if all(vote.share is None for vote in votes):
             return None
@@ -213,20 +216,26 @@ class Coordinator:
         self, name: str, votes: Sequence[Vote], standing: Standing, prior: SinkDecision | None, tail: Tail
     ) -> SinkDecision:
         decided_by = self.query.ledger.next_decision_id(tail)
-        drained = all(vote.share is None for vote in votes)
+        if standing.done:
+            return prior or SinkDecision(decided_by, standing.joined, standing.base, standing.origin, ())
+        shares = combined_shares(votes, () if prior is None else prior.shares)
+        return SinkDecision(decided_by, standing.joined, standing.base, standing.origin, shares)
+
+    def _is_whole(self, name: str, decision: Decision | None, status: Status) -> bool:
+        """Whether nothing of this decision has to be written again. An atomic sink is judged by its one marker instead."""
+        view = None if decision is None else self.query.decision_view(name, decision)
+        return view is None or view.capabilities.atomic or is_closed(view, status)
+
+    def _require_unmoved(self, name: str, standing: Standing, epoch: Epoch, *, drained: bool) -> None:
+        """Raise Fenced if the target is not where it was when the tasks were planned."""
         if drained != standing.done:
             raise Fenced(
                 "the epoch was in the target when the tasks began, and is not any more"
                 if drained
                 else "another driver of this query committed the epoch in the meantime",
                 owner=str(self.query.owner(name)),
-                epoch=tail.prepare.epoch.number,
+                epoch=epoch.number,
             )
-        if drained:
-            return prior or SinkDecision(decided_by, standing.joined, standing.base, standing.origin, ())
-        atomic = self.query.sinks[name].capabilities.atomic
-        shares = combined_shares(votes, () if prior is None else prior.shares, atomic=atomic)
-        return SinkDecision(decided_by, standing.joined, standing.base, standing.origin, shares)
 
     def _require_alive(self, decision: Decision, statuses: Mapping[str, Status]) -> None:
         query = self.query
@@ -256,8 +265,8 @@ class Coordinator:
 
     # ---- votes ----
 
-    def _complete(self, number: int, votes: Sequence[Vote | None], plan: EpochPlan | None) -> list[Vote]:
-        """Check that every sink has its votes; a sink that no task wrote gets an empty share."""
+    def _check_votes(self, number: int, votes: Sequence[Vote | None], plan: EpochPlan | None) -> list[Vote]:
+        """The votes, if they are whole; a sink without any is whole only if it can be written here."""
         query = self.query
         present = [vote for vote in votes if vote is not None]
         if len(present) < len(votes):
@@ -269,17 +278,24 @@ class Coordinator:
         strangers = {vote.sink for vote in present} - set(query.sinks)
         if strangers:
             raise ProtocolViolation(f"votes for sinks that are not configured: {sorted(strangers)}", epoch=number)
-        for name, sink in query.sinks.items():
+        for name in query.sinks:
             own = [vote for vote in present if vote.sink == name]
             if not own and plan is None:
                 raise ProtocolViolation(
                     "no votes, so it can't be known which generation asks", owner=query.name, epoch=number
                 )
-            if not own and plan is not None:
-                own = [run_task(sink, name, plan, (), number=number, slot=0, task_id=DRIVER_TASK, now_ms=query.now_ms)]
-                present.extend(own)
             check_slots(own)
         return present
+
+    def _complete(self, number: int, votes: Sequence[Vote], plan: EpochPlan | None) -> list[Vote]:
+        """A sink that no task wrote gets an empty share, so that an epoch without tasks is like any other."""
+        voted = {vote.sink for vote in votes}
+        added = [
+            run_task(sink, name, plan, (), number=number, slot=0, task_id=DRIVER_TASK, now_ms=self.query.now_ms)
+            for name, sink in self.query.sinks.items()
+            if name not in voted and plan is not None
+        ]
+        return [*votes, *added]
 
     def _common(self, number: int, votes: Sequence[Vote]) -> tuple[Generation, Epoch]:
         """The generation and epoch that all votes were given for."""

@@ -87,8 +87,11 @@ class Decision:
 
 
 def marker_to_json(marker: Marker) -> dict[str, Any]:
-    return {"owner": str(marker.owner), "epoch": str(marker.epoch), "by": marker.by, "base": marker.base}
+    # The owner's parts, and not its text form: that one cuts long names, and can't be read back.
+    owner = {"query": marker.owner.query, "sink": marker.owner.sink}
+    return {"owner": owner, "epoch": str(marker.epoch), "by": marker.by, "base": marker.base}
 
 
 def marker_from_json(data: Mapping[str, Any]) -> Marker:
-    return Marker(Owner.parse(data["owner"]), Epoch.parse(data["epoch"]), str(data["by"]), int(data["base"]))
+    owner = Owner(str(data["owner"]["query"]), str(data["owner"]["sink"]))
+    return Marker(owner, Epoch.parse(data["epoch"]), str(data["by"]), int(data["base"]))

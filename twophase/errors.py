@@ -32,7 +32,9 @@ class TwophaseError(Exception):
         self.slot = slot
 
     def __str__(self) -> str:
-        about = [f"{k}={v}" for k, v in (("owner", self.owner), ("epoch", self.epoch), ("slot", self.slot)) if v is not None]
+        about = [
+            f"{k}={v}" for k, v in (("owner", self.owner), ("epoch", self.epoch), ("slot", self.slot)) if v is not None
+        ]
         return f"[{self.condition}] {self.message}" + (f" ({', '.join(about)})" if about else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,7 +65,7 @@ class OutcomeUnknown(TwophaseError):
 
 
 class Fenced(TwophaseError):
-    """A newer generation owns the epoch. This process must stop; it has changed nothing."""
+    """A newer generation owns the epoch, and finishes or discards what this one began. This process must stop."""
 
     condition = "FENCED"
 

@@ -7,26 +7,26 @@ checks its version and every field.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 from twophase.errors import ProtocolViolation
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-
-_FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "str | None": (str, type(None)),
-    "int | None": (int, type(None)),
-    "dict[str, int]": dict,
-    "dict[str, str]": dict,
-    "tuple[str, ...]": (list, tuple),
-    "tuple[int, ...]": (list, tuple),
+_READERS: Mapping[Any, type | tuple[type, ...]] = {
+    str: str,
+    int: int,
+    float: (int, float),
+    bool: bool,
+    str | None: (str, type(None)),
+    int | None: (int, type(None)),
+    dict[str, int]: dict,
+    dict[str, str]: dict,
+    tuple[str, ...]: (list, tuple),
+    tuple[int, ...]: (list, tuple),
 }
+"""Declared type of a field → what JSON gives for it."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,18 @@ class Handle:
                 f"a {cls.__name__} of version {data.get('version')!r} can't be read by this release (it reads "
                 f"{cls.version}): finish the open epoch with the release that wrote it"
             )
-        declared = {f.name: f for f in fields(cls)}
+        declared = {f.name for f in fields(cls)}
         given = set(data) - {"version"}
-        if given != set(declared):
+        if given != declared:
             raise ProtocolViolation(f"a {cls.__name__} has fields {sorted(given)}, expected {sorted(declared)}")
-        values = {}
-        for name, field in declared.items():
-            value, type_name = data[name], str(field.type)
-            expected = _FIELD_TYPES.get(type_name)
+        values: dict[str, Any] = {}
+        for name, declared_type in typing.get_type_hints(cls).items():
+            if name not in declared:
+                continue
+            value, expected = data[name], _READERS.get(declared_type)
             if expected is None:
-                raise TypeError(f"{cls.__name__}.{name}: {type_name} is not a type that a handle can carry")
-            if not isinstance(value, expected) or (isinstance(value, bool) and type_name != "bool"):
-                raise ProtocolViolation(f"{cls.__name__}.{name} should be {type_name}")
-            values[name] = tuple(value) if type_name.startswith("tuple") else value
+                raise TypeError(f"{cls.__name__}.{name}: {declared_type} is not a type that a handle can carry")
+            if not isinstance(value, expected) or (isinstance(value, bool) and declared_type is not bool):
+                raise ProtocolViolation(f"{cls.__name__}.{name} should be {declared_type}")
+            values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)

@@ -111,7 +111,15 @@ class Ledger:
                 continue  # overtaken by a whole kept range between listing and reading
             break
         if not isinstance(prepare, Prepare):
-            raise LedgerCorrupt(f"records {prepare.number} and {newest.number} of the ledger {self.location} both decide")
+            raise LedgerCorrupt(
+                f"records {prepare.number} and {newest.number} of the ledger {self.location} both decide"
+            )
+        if isinstance(newest, Decide) and newest.decision.generation != prepare.generation:
+            raise LedgerCorrupt(
+                f"the decision in record {newest.number} of the ledger {self.location}, of generation "
+                f"{newest.decision.generation}, does not belong to the prepare before it, {prepare.generation}: "
+                "records of two histories were mixed. Restore the checkpoint folder as a whole from a backup."
+            )
         # A record is acted on only once it can't vanish: the process that linked it may not have got as far as this.
         self._storage.sync(self._folder)
         return Tail(prepare, newest if isinstance(newest, Decide) else None)
@@ -134,7 +142,10 @@ class Ledger:
         location = self.location
         moved = tail is not None and tail.prepare.location != location
         if tail is None or moved or replaces:
-            ledger, replaced = self._new_id(), (*(() if tail is None else (*tail.prepare.replaces, tail.prepare.ledger)), *replaces)
+            ledger, replaced = (
+                self._new_id(),
+                (*(() if tail is None else (*tail.prepare.replaces, tail.prepare.ledger)), *replaces),
+            )
         else:
             ledger, replaced = tail.prepare.ledger, tail.prepare.replaces
         record = Prepare(
@@ -200,12 +211,14 @@ class Ledger:
                 continue  # may have landed, may land later: only the same record may be tried again
             break
         else:
-            raise OutcomeUnknown(f"no answer about ledger record {path} after {self._publish_tries} tries: start the query again")
+            raise OutcomeUnknown(
+                f"no answer about ledger record {path} after {self._publish_tries} tries: start the query again"
+            )
         numbers = self._numbers()
-        if numbers[-1] != record.number:
+        if numbers[-1:] != [record.number]:
             raise Fenced(
-                f"ledger record {record.number} is not the newest ({numbers[-1]}): another driver of this query took over. "
-                "Only one may run.",
+                f"ledger record {record.number} is not the newest ({max(numbers, default=None)}): another driver of this "
+                "query took over. Only one may run.",
             )
         return numbers
 
@@ -231,8 +244,11 @@ class Ledger:
 
     def _numbers(self) -> list[int]:
         names = (entry.name for entry in self._storage.list(self._folder))
-        return sorted(int(stem) for stem, dot, suffix in (name.partition(".") for name in names)
-                      if suffix == "record" and len(stem) == _DIGITS and stem.isdigit())
+        return sorted(
+            int(stem)
+            for stem, dot, suffix in (name.partition(".") for name in names)
+            if suffix == "record" and len(stem) == _DIGITS and stem.isascii() and stem.isdigit()
+        )
 
     def _record(self, number: int) -> Record:
         path = self._path(number)

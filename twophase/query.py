@@ -27,7 +27,7 @@ class Query:
     sinks:
         By name, in the order in which they commit.
     take_over:
-        Sink name → the owner that this query replaces there. Does nothing once done.
+        Sink name → text form of the owner that this query replaces there. Does nothing once done.
     moved_from:
         The ledger's former place, if the checkpoint was moved.
     """
@@ -37,7 +37,7 @@ class Query:
     ledger: Ledger
     sinks: Mapping[str, AnySink]
     now_ms: Callable[[], int]
-    take_over: Mapping[str, Owner] = field(default_factory=dict)
+    take_over: Mapping[str, str] = field(default_factory=dict)
     moved_from: str | None = None
 
     def owner(self, sink: str) -> Owner:

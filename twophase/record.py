@@ -127,7 +127,8 @@ Record = Prepare | Decide
 
 
 def encode(record: Record) -> bytes:
-    body = canonical_json(record.to_json()).encode() + b"\n"
+    # A path whose bytes are not UTF-8 has lone surrogates in Python, and so can an option; json.loads reads them back.
+    body = canonical_json(record.to_json()).encode("utf-8", "surrogatepass") + b"\n"
     header = b"%s %d sha256=%s\n" % (_MAGIC, RECORD_FORMAT, hashlib.sha256(body).hexdigest().encode())
     return header + body
 
@@ -157,7 +158,7 @@ def decode(data: bytes, *, path: str, number: int) -> Record:
         content = json.loads(body)
         kind: type[Prepare] | type[Decide] = {"prepare": Prepare, "decide": Decide}[content["kind"]]
         record = kind.from_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _corrupt(path, f"is whole but makes no sense to this release: {error!r}") from error
     if record.number != number:
         raise _corrupt(path, f"says that it is record {record.number}: it was renamed or copied")

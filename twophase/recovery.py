@@ -191,18 +191,19 @@ def due_take_overs(query: Query, tail: Tail | None, epoch: Epoch) -> Mapping[str
         if origin is None or origin.owner == owner:
             continue
         replaced = query.take_over.get(name)
-        if replaced != origin.owner:
+        if replaced != str(origin.owner):
             raise CheckpointMismatch(
                 f"the target of sink {name!r} is owned by {origin.owner} (at epoch {origin.epoch}), and this query is {owner}. "
                 f"If that query will never run again, set the option takeOver to {str(origin.owner)!r}"
-                + ("" if replaced is None else f" (it is {str(replaced)!r})"),
+                + ("" if replaced is None else f" (it is {replaced!r})"),
                 owner=str(owner),
                 epoch=epoch.number,
             )
         before = query.previous(epoch, tail)
         if before is None:
             raise CheckpointMismatch(
-                f"offsets/{epoch.number - 1} is gone, so the take-over could not be recognised afterwards", epoch=epoch.number
+                f"offsets/{epoch.number - 1} is gone, so the take-over could not be recognised afterwards",
+                epoch=epoch.number,
             )
         position = origin.base + origin.epoch.number + 1
         number = epoch.number - 1

@@ -20,21 +20,23 @@ def check_slots(votes: Sequence[Vote]) -> None:
         raise ProtocolViolation(f"votes for slots {slots}: expected each of 0 to {len(slots) - 1} once")
 
 
-def combined_shares(votes: Sequence[Vote], prior: Sequence[VotedShare], *, atomic: bool) -> tuple[VotedShare, ...]:
-    """New shares, and kept ones for the slots that drained."""
+def combined_shares(votes: Sequence[Vote], prior: Sequence[VotedShare]) -> tuple[VotedShare, ...]:
+    """New shares, and for the slots that drained those of the decision before."""
     new = {vote.slot: vote.share for vote in votes if vote.share is not None}
     drained = {vote.slot for vote in votes if vote.share is None}
     if not drained:
         return tuple(new[slot] for slot in sorted(new))
-    if atomic or not prior:
-        raise ProtocolViolation(f"slots {sorted(drained)} wrote nothing, and no decision is there whose shares they keep")
     old = {share.slot: share for share in prior}
     if set(old) != set(new) | drained:
-        raise ReplayDiffers(
-            f"the decided epoch has slots {sorted(old)}, part of which may be visible, and its replay has "
-            f"{sorted(set(new) | drained)}: start the query with the partitioning that it had"
-        )
+        raise slots_differ(prior, votes)
     return tuple(new.get(slot, old[slot]) for slot in sorted(old))
+
+
+def slots_differ(prior: Sequence[VotedShare], replay: Sequence[Vote] | Sequence[VotedShare]) -> ReplayDiffers:
+    return ReplayDiffers(
+        f"the decided epoch has slots {sorted(share.slot for share in prior)}, part of which may be visible, and its replay has "
+        f"{sorted(part.slot for part in replay)}: start the query with the partitioning that it had"
+    )
 
 
 def check_replay(name: str, shares: Sequence[VotedShare], prior: Sequence[VotedShare], *, atomic: bool) -> None:
@@ -44,10 +46,7 @@ def check_replay(name: str, shares: Sequence[VotedShare], prior: Sequence[VotedS
         return
     old = {share.slot: share for share in prior}
     if set(old) != {share.slot for share in shares}:
-        raise ReplayDiffers(
-            f"sink {name!r}: the decided epoch has slots {sorted(old)} and its replay {sorted(s.slot for s in shares)}, and part "
-            "of the epoch may be visible: start the query with the partitioning that it had"
-        )
+        raise slots_differ(prior, shares)
     for share in shares:
         _same(name, f"slot {share.slot}", _total([share]), _total([old[share.slot]]))
 

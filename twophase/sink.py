@@ -15,7 +15,7 @@ must be safe to repeat, because the process that called it first may be dead, or
 What a sink must guarantee is said at each verb. The rules that hold for all of them:
 
 - Nothing staged is visible before `commit`, whatever readers do.
-- Everything staged carries its attempt.
+- Everything staged carries its owner and its attempt. (Two sinks of one query that share a server get the same attempts.)
 - The marker moves in the same atomic step that makes the data visible.
 """
 
@@ -54,10 +54,14 @@ class Capabilities:
     overwrites: bool = False
     """Spark's complete output mode: an epoch replaces all before it."""
 
+    def __post_init__(self) -> None:
+        if not self.atomic and not self.several_owners:
+            raise ValueError("a target with one owner is one line of epochs, so its sink must be atomic across tasks")
+
 
 @dataclass(frozen=True)
 class Marker:
-    """"Owner is at this epoch", stored in the target atomically with the data: the truth about what is visible."""
+    """ "Owner is at this epoch", stored in the target atomically with the data: the truth about what is visible."""
 
     owner: Owner
     epoch: Epoch
@@ -219,7 +223,9 @@ class Sink(ABC, Generic[H]):
         - the marker is there already, by this decision (or these attempts): ALREADY_COMMITTED.
         - a share is *proven* dead, for ever: NotCommitted with `dead_slots`, after all others that don't depend on it
           were committed. A sink that is atomic across tasks commits all or none.
-        - the marker is elsewhere: Fenced.
+        - the marker of this owner is before this epoch, and not at `order.origin`: the line went on without this decision,
+          which so can never be committed: NotCommitted with all slots.
+        - the marker is anywhere else: Fenced.
         - the reply was lost and the target can't be asked: OutcomeUnknown.
 
         What is staged for these shares beyond their data is cleaned up; where that fails, it is a leftover.
@@ -241,7 +247,8 @@ class Sink(ABC, Generic[H]):
     def take_over(self, order: TakeOver) -> None:
         """Publish the empty epoch of a take-over, by the same exclusive step as any epoch.
 
-        Idempotent; Fenced if the target is not at `order.origin` any more. Only sinks with one line of epochs need it.
+        Idempotent; Fenced if the target is not at `order.origin` any more. The epoch says who was replaced. Only sinks with
+        one line of epochs need it.
         """
         raise TypeError(f"{type(self).__name__} takes several owners side by side: there is nothing to take over")
 

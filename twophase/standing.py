@@ -14,7 +14,7 @@ The number alone never says "done": a rewound checkpoint that logged other offse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 
 from twophase.decision import Decision
@@ -92,12 +92,16 @@ def judge(view: View, status: Status, *, previous: str | None, dead: Set[int] | 
             raise _mismatch(view, "the target has no marker of this owner: it was emptied, replaced or restored")
         return Standing(False, None, joined, 0, _rewritten(view, dead))
     if marker.owner != view.owner:
-        raise _mismatch(view, f"the target is owned by {marker.owner} (set the option takeOver to that, to replace it)", marker)
+        raise _mismatch(
+            view, f"the target is owned by {marker.owner} (set the option takeOver to that, to replace it)", marker
+        )
     if marker.epoch.number == number:
         return _judge_same(view, status, marker, joined, dead)
     if marker.epoch.number == number - 1:
         if previous is None:
-            raise _mismatch(view, f"offsets/{number - 1} is gone, and no decision of that epoch is in the ledger", marker)
+            raise _mismatch(
+                view, f"offsets/{number - 1} is gone, and no decision of that epoch is in the ledger", marker
+            )
         if marker.epoch.offsets != previous:
             raise _mismatch(view, f"offsets/{number - 1} has the hash {previous!r}", marker)
         if view.decided(number - 1) and not is_closed(view, status):
@@ -120,12 +124,18 @@ def _judge_same(view: View, status: Status, marker: Marker, joined: int, dead: S
         raise _mismatch(view, "part of the decided epoch is missing in the target", marker)
     if view.capabilities.atomic:
         return Standing(True, marker, joined, marker.base)
-    raise _mismatch(view, "the ledger has no decision of this epoch, so it is unknown whether all slots are there", marker)
+    raise _mismatch(
+        view, "the ledger has no decision of this epoch, so it is unknown whether all slots are there", marker
+    )
 
 
 def _rewritten(view: View, dead: Set[int] | None) -> frozenset[int] | None:
-    """A sink that is atomic across tasks is written again whole, only others by slot."""
-    return None if dead is None or view.capabilities.atomic else frozenset(dead)
+    """Only a sink by slot can keep some of its shares; and if it has none to keep, it is written again whole too."""
+    decision = view.decided(view.epoch.number)
+    if dead is None or decision is None or view.capabilities.atomic:
+        return None
+    every = {share.slot for share in decision.sinks[view.name].shares}
+    return None if every <= dead else frozenset(dead)
 
 
 def refuse_visible_without_decision(view: View, status: Status) -> None:

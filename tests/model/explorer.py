@@ -16,9 +16,10 @@ or emptied; Spark calls commit again.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -58,6 +59,9 @@ ALL_FAULTS = frozenset(
     }
 )  # fmt: skip
 
+RECONFIGURATIONS = frozenset({"rescaled", "sink added", "sink removed"})
+"""Not faults, but what people do between two starts of a query; for long histories."""
+
 SURGERY = frozenset({"rewound", "restored", "copied", "moved", "emptied", "taken over", "rival"})
 
 REFUSALS = {
@@ -65,6 +69,7 @@ REFUSALS = {
     "restored": {"CHECKPOINT_MISMATCH"},
     "copied": {"CHECKPOINT_MISMATCH"},
     "moved": {"CHECKPOINT_MISMATCH"},
+    "rescaled": {"REPLAY_DIFFERS"},
     # A new ledger can't sweep what the lost one staged: the target is in doubt until those shares expire.
     "emptied": {"CHECKPOINT_MISMATCH", "OUTCOME_UNKNOWN"},
 }
@@ -118,8 +123,8 @@ class Scenario:
     max_switches: int = 2
     """How often the floor passes between two living drivers, other than by the end of one."""
     kinds: frozenset[str] = ALL_FAULTS
-    fault_when: Callable[[State, str], bool] | None = None
-    max_states: int = 50_000_000
+    normalise: bool = True
+    """Whether states between epochs are renamed; only if drivers are always started alike."""
     seconds: float | None = None
 
 
@@ -154,13 +159,18 @@ class Explorer:
 
     def run(self) -> Report:
         """Explore; raises Violation with the schedule that leads to it."""
+        collecting = gc.isenabled()
+        gc.disable()  # millions of objects, none of them garbage
+        try:
+            return self._run()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _run(self) -> Report:
         began = time.monotonic()
         limit = None if self.scenario.seconds is None else began + self.scenario.seconds
-        none: invariants.Decided = self._intern(frozenset())
-        first = State(
-            self._intern(Files()), self._intern(HeapState()), self._intern(SlotState()), next_setup=self._intern(self.scenario.setup), decided=none, newest=none,
-        )
-        self._faultless = self._faultless_states(first)
+        first = self.first()
         finished: dict[tuple[Any, ...], int] = {}
         trail: list[str] = []
         frames: list[tuple[tuple[Any, ...], Iterator[tuple[str, State]], list[int]]] = []
@@ -171,11 +181,12 @@ class Explorer:
             if known is not None:
                 return known
             self.report.states += 1
-            self._check(state)
-            frames.append((key, iter(self._moves(state)), [0]))
+            self.check(state)
+            frames.append((key, iter(self.moves(state)), [0]))
             return None
 
         try:
+            self._faultless = self._faultless_states(first) if self.scenario.normalise else {}
             enter(first)
             while frames:
                 key, moves, total = frames[-1]
@@ -188,7 +199,7 @@ class Explorer:
                     if frames:
                         frames[-1][2][0] += finished[key]
                     continue
-                if self.report.states >= self.scenario.max_states or (limit and time.monotonic() > limit):
+                if limit and time.monotonic() > limit:
                     self.report.complete = False
                     break
                 label, state = move
@@ -205,6 +216,11 @@ class Explorer:
         self.report.seconds = time.monotonic() - began
         return self.report
 
+    def first(self) -> State:
+        none: invariants.Decided = self._intern(frozenset())
+        files, atomic, slots = self._intern(Files()), self._intern(HeapState()), self._intern(SlotState())
+        return State(files, atomic, slots, decided=none, newest=none, next_setup=self._intern(self.scenario.setup))
+
     def _intern(self, value: Any) -> Any:
         return self._interned.setdefault((type(value), value), value)
 
@@ -216,7 +232,7 @@ class Explorer:
 
     # ---- moves ----
 
-    def _moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
         if not state.drivers and not self._is_over(state):
             yield "a driver starts", self._started(state)
         if state.drivers:
@@ -236,8 +252,8 @@ class Explorer:
                 yield f"late {message} is lost", state._replace(messages=rest)
         if not state.drivers:
             yield from self._surgery(state)
-        for label, hurt in self._dying_shares(state):
-            yield label, hurt
+            yield from self._reconfigured(state)
+        yield from self._dying_shares(state)
 
     def _is_over(self, state: State) -> bool:
         return state.why == "finished" or state.fruitless >= RESTARTS_WITHOUT_PROGRESS
@@ -245,7 +261,9 @@ class Explorer:
     def _started(self, state: State) -> State:
         setup = state.next_setup
         process = Process(setup, Start(), self._node(setup, Start()))
-        begun = state._replace(drivers=(*state.drivers, process), next_setup=self._intern(replace(setup, driver=setup.driver + 1)))
+        begun = state._replace(
+            drivers=(*state.drivers, process), next_setup=self._intern(replace(setup, driver=setup.driver + 1))
+        )
         return self._run_on(begun)
 
     def _driver_moves(self, state: State, place: int, driver: Process) -> Iterator[tuple[str, State]]:
@@ -261,7 +279,12 @@ class Explorer:
         yield from self._message_faults(state, place, driver, op, who)
         if len(state.drivers) == 1 and self._may(state, "second driver"):
             yield "a second driver starts", self._started(self._struck(state, "second driver"))
-        if len(state.drivers) == 1 and driver.setup == self.scenario.setup and self._may(state, "rival"):
+        if (
+            len(state.drivers) == 1
+            and "a" in driver.setup.sinks
+            and driver.setup.query == "q"
+            and self._may(state, "rival")
+        ):
             rival = state._replace(next_setup=self._intern(_successor(driver.setup)))
             yield "a rival starts, to take over", self._started(self._struck(rival, "rival"))
         if isinstance(driver.phase, LogCommit) and not driver.phase.commit.again and self._may(state, "commit again"):
@@ -324,13 +347,34 @@ class Explorer:
         if self._may(state, "moved"):
             place = replace(setup, root=other, moved_from=f"{root}/twophase")
             yield "moved", self._operated(state, "moved", copy, place)
-        if self._may(state, "taken over") and setup.query == self.scenario.setup.query:
+        if self._may(state, "taken over") and "a" in setup.sinks and setup.query == self.scenario.setup.query:
             yield "another query takes over", self._operated(state, "taken over", files, _successor(setup))
         if self._may(state, "emptied"):
             yield "emptied", self._operated(state, "emptied", {}, setup)
 
+    def _reconfigured(self, state: State) -> Iterator[tuple[str, State]]:
+        setup, files = state.next_setup, state.files.by_path
+        if self._is_over(state):
+            return
+        for slots in (1, 2, 3):
+            if slots != setup.slots and self._may(state, "rescaled"):
+                changed = self._intern(replace(setup, slots=slots))
+                yield f"rescaled to {slots} tasks", self._struck(state._replace(next_setup=changed), "rescaled")
+        used = {named.sink for named in state.decided} | set(setup.sinks)
+        new = next((name for name in ("b2", "b3", "b4") if name not in used), None)
+        if new is not None and self._may(state, "sink added"):
+            changed = self._intern(replace(setup, sinks=(*setup.sinks, new)))
+            yield f"sink {new} added", self._struck(state._replace(next_setup=changed), "sink added")
+        # A sink may go once the newest decision is committed everywhere, as Spark's log says.
+        settled = all(f"{setup.root}/commits/{named.epoch.number}" in files for named in state.newest)
+        for name in setup.sinks if settled and len(setup.sinks) > 1 and self._may(state, "sink removed") else ():
+            changed = self._intern(replace(setup, sinks=tuple(other for other in setup.sinks if other != name)))
+            yield f"sink {name} removed", self._struck(state._replace(next_setup=changed), "sink removed")
+
     def _operated(self, state: State, kind: str, files: dict[str, bytes], setup: Setup) -> State:
-        return self._struck(state._replace(files=self._intern(Files(files)), next_setup=self._intern(setup), fruitless=0), kind)
+        return self._struck(
+            state._replace(files=self._intern(Files(files)), next_setup=self._intern(setup), fruitless=0), kind
+        )
 
     def _dying_shares(self, state: State) -> Iterator[tuple[str, State]]:
         if not self._may(state, "share dies"):
@@ -344,12 +388,7 @@ class Explorer:
             yield f"b: {t.attempt} dies", self._struck(state._replace(slots=slots, fruitless=0), "share dies")
 
     def _may(self, state: State, kind: str) -> bool:
-        scenario = self.scenario
-        return (
-            len(state.faults) < scenario.max_faults
-            and kind in scenario.kinds
-            and (scenario.fault_when is None or scenario.fault_when(state, kind))
-        )
+        return len(state.faults) < self.scenario.max_faults and kind in self.scenario.kinds
 
     def _struck(self, state: State, kind: str) -> State:
         self.report.faults[kind] += 1
@@ -359,10 +398,12 @@ class Explorer:
 
     def _apply(self, state: State, op: Op) -> tuple[State, Returned | Raised]:
         old = getattr(state, op.target)
-        invariants.check_request(op, old, state.decided, frozenset() if SURGERY.intersection(state.faults) else state.newest)
+        invariants.check_request(
+            op, old, state.decided, frozenset() if SURGERY.intersection(state.faults) else state.newest
+        )
         try:
             new, value = op.transition(old, *op.arguments)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a target raises is an answer to the process that asked
             return state, Raised(error)
         if new is old:
             return state, Returned(value)
@@ -392,7 +433,9 @@ class Explorer:
                 state = state._replace(fruitless=0)
             next_phase = driver.node.next_phase
             if next_phase is None:
-                next_phase = driver.node.next_phase = self._next_phase(driver.setup, following(driver.setup, phase, ended))
+                next_phase = driver.node.next_phase = self._next_phase(
+                    driver.setup, following(driver.setup, phase, ended)
+                )
             if isinstance(next_phase, Finished | Dead):
                 return self._gone(state, place, next_phase)
             driver = next_phase
@@ -423,7 +466,7 @@ class Explorer:
             count = len(state.drivers)
             done, result = self._apply(state, op)
             if done is not state:
-                self._check(done)
+                self.check(done)
             state = self._advanced(done, place, driver, result)
             if len(state.drivers) < count:
                 place = 0
@@ -442,7 +485,7 @@ class Explorer:
             return state
         if not all(_is_spent(state, message) for message in state.messages):
             return state
-        self._check(state)
+        self.check(state)
         return like._replace(faults=state.faults)
 
     def _faultless_states(self, first: State) -> dict[int, State]:
@@ -466,7 +509,9 @@ class Explorer:
         """Whether no fault can strike at this operation, and no other process or message can tell when it happens."""
         if op.transition is objects.read and op.arguments[0] in state.files.by_path:
             return self.scenario.setup.kept_records >= NO_COMPACTION  # a file never changes, as long as none is deleted
-        if len(state.drivers) > 1 or len(state.faults) < self.scenario.max_faults and (op.mutates or op.target != FILES):
+        if len(state.drivers) > 1 or (
+            len(state.faults) < self.scenario.max_faults and (op.mutates or op.target != FILES)
+        ):
             return False
         others = (*state.messages, *(twin.node.op for twin in state.twins))
         return not any(_touch(op, other) for other in others)
@@ -479,15 +524,19 @@ class Explorer:
 
     # ---- checks ----
 
-    def _check(self, state: State) -> None:
+    def check(self, state: State) -> None:
         place = (id(state.atomic), id(state.slots), id(state.decided))
         if place not in self._checked:
             self._checked.add(place)
             deterministic = self.scenario.setup.deterministic
             invariants.check_line(state.atomic)
-            invariants.check_shares(invariants.visible_in_line(state.atomic), state.decided, deterministic=deterministic)
-            invariants.check_shares(invariants.visible_in_slots(state.slots), state.decided, deterministic=deterministic)
-            invariants.check_no_gap_by_slot(state.slots, self.scenario.setup.slots)
+            invariants.check_shares(
+                invariants.visible_in_line(state.atomic), state.decided, deterministic=deterministic
+            )
+            invariants.check_shares(
+                invariants.visible_in_slots(state.slots), state.decided, deterministic=deterministic
+            )
+            invariants.check_no_gap_by_slot(state.slots, state.decided)
             invariants.check_same_rows(state.atomic, state.slots)
         if not state.drivers and not state.twins and not state.messages and self._is_over(state):
             self._check_end(state)
@@ -506,7 +555,7 @@ class Explorer:
             shares = invariants.visible_in_line(state.atomic) if atomic else invariants.visible_in_slots(state.slots)
             if setup.root != self.scenario.setup.root and setup.moved_from is None:
                 invariants.check_copy_untouched(state.files.by_path, setup.root)
-            invariants.check_complete(shares, name, epochs, setup.slots, owner=Owner(setup.query, name))
+            invariants.check_complete(shares, epochs, state.decided, Owner(setup.query, name))
         self._check_residue(state)
 
     def _refusals(self, state: State) -> set[str]:
@@ -526,18 +575,19 @@ class Explorer:
             raise invariants.Violation("recovers", f"recover after the end: {node.ended.error}")
         if "emptied" in state.faults:
             return  # what the lost ledger staged can't be told from a stranger's
-        own = (t for t in state.slots.pending if t.owner.query == setup.query)
+        owners = {Owner(setup.query, name) for name in setup.sinks}
+        own = (t for t in state.slots.pending if t.owner in owners)
         # A successor can't know the ledger of an owner that never committed here: what that one staged stays.
         known = {e.marker.by.partition(".")[0] for e in state.atomic.line}
-        staged = (s for s in state.atomic.staged if not setup.take_over or s.attempt.generation.ledger in known)
-        left = [*map(str, staged), *map(str, own)]
+        staged = [s for s in state.atomic.staged if not setup.take_over or s.attempt.generation.ledger in known]
+        left = [*map(str, staged if "a" in setup.sinks else ()), *map(str, own)]
         if left:
             raise invariants.Violation("9 no residue", f"left after recovery: {left}")
 
 
 def _successor(setup: Setup) -> Setup:
     """Another query, with a checkpoint of its own, that takes over the target with one line of epochs."""
-    take_over = (("a", Owner(setup.query, "a")),)
+    take_over = (("a", str(Owner(setup.query, "a"))),)
     return replace(setup, driver=setup.driver + 100, query="q2", root="/t0", take_over=take_over)
 
 
@@ -565,7 +615,7 @@ def _is_spent(state: State, message: Op) -> bool:
         new, _ = message.transition(getattr(state, message.target), *message.arguments)
     except (FileExistsError, Fenced, NotCommitted):
         return True
-    return new == getattr(state, message.target)
+    return bool(new == getattr(state, message.target))
 
 
 def _is_newest(files: Files, path: str) -> bool:

@@ -3,19 +3,49 @@ docs/protocol.md that it stands for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tests.model.objects import Op
 from tests.model.slot_sink import SlotState
 from tests.model.spark import rows_of
 from twophase.identity import Epoch, Owner
 from twophase.record import Decide, Prepare, decode
-from twophase.sinks.heap import HeapState
+from twophase.sinks.heap import HeapState, StagedShare
 
 
-Decided = frozenset[tuple[str, Epoch, str]]
-"""What decisions name: (sink, epoch, attempt)."""
+class Named(NamedTuple):
+    """A share that a decision names."""
+
+    query: str
+    sink: str
+    epoch: Epoch
+    revision: int
+    slot: int
+    attempt: str
+
+
+Decided = frozenset[Named]
+
+
+@functools.cache
+def _attempts(decided: Decided) -> frozenset[tuple[str, Epoch, str]]:
+    return frozenset((named.sink, named.epoch, named.attempt) for named in decided)
+
+
+@functools.cache
+def _final_slots(decided: Decided) -> Mapping[tuple[str, str, Epoch], frozenset[int]]:
+    """(query, sink, epoch) → the slots that its newest decision has."""
+    newest: dict[tuple[str, str, Epoch], int] = {}
+    for named in decided:
+        place = (named.query, named.sink, named.epoch)
+        newest[place] = max(newest.get(place, 0), named.revision)
+    return {
+        place: frozenset(n.slot for n in decided if (n.query, n.sink, n.epoch) == place and n.revision == revision)
+        for place, revision in newest.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -40,23 +70,33 @@ def visible_in_line(state: HeapState, sink: str = "a") -> Iterable[Visible]:
     for committed in state.line:
         owner = committed.marker.owner
         for share in committed.shares:
-            values = tuple(value for batch in share.batches for value in batch.column(0).to_pylist())
-            yield Visible(sink, owner, committed.marker.epoch, share.slot, str(share.attempt), values)
+            yield Visible(sink, owner, committed.marker.epoch, share.slot, str(share.attempt), _values(share))
 
 
-def visible_in_slots(state: SlotState, sink: str = "b") -> Iterable[Visible]:
+@functools.cache
+def _values(share: StagedShare) -> tuple[int, ...]:
+    columns = (batch.column(0).to_pylist() for batch in share.batches())
+    return tuple(int(value) for column in columns for value in column if value is not None)
+
+
+def visible_in_slots(state: SlotState) -> Iterable[Visible]:
     for t in state.visible:
-        yield Visible(sink, t.owner, t.epoch, t.slot, str(t.attempt), t.values)
+        yield Visible(t.owner.sink, t.owner, t.epoch, t.slot, str(t.attempt), t.values)
 
 
 def decided_by(record: bytes, path: str) -> Decided:
-    """What a record that is being published decides: (sink, epoch, attempt)."""
+    """What a record that is being published decides."""
     number = int(path.rpartition("/")[2].partition(".")[0])
     content = decode(record, path=path, number=number)
     if not isinstance(content, Decide):
         return frozenset()
     decision = content.decision
-    return frozenset((n, decision.epoch, str(s.attempt)) for n, d in decision.sinks.items() for s in d.shares)
+    query = "q2" if path.startswith("/t") else "q"
+    return frozenset(
+        Named(query, name, decision.epoch, decision.revision, share.slot, str(share.attempt))
+        for name, sink in decision.sinks.items()
+        for share in sink.shares
+    )
 
 
 def check_request(op: Op, before: object, decided: Decided, newest: Decided) -> None:
@@ -64,22 +104,23 @@ def check_request(op: Op, before: object, decided: Decided, newest: Decided) -> 
     match op.transition.__name__, op.arguments, before:
         case "commit", (order,), HeapState():
             asked = {("a", order.epoch, str(share.attempt)) for share in order.shares}
-            if not asked <= decided:
-                raise Violation("1 decided before commit", f"a commit was asked for that nobody decided: {asked - decided}")
-        case "end", (attempt, True), SlotState():
-            if not any(sink == "b" and named == str(attempt) for sink, _, named in decided):
+            if not asked <= _attempts(decided):
+                raise Violation("1 decided before commit", f"a commit was asked for that nobody decided: {asked}")
+        case "end", (owner, attempt, True), SlotState():
+            if not any(named == str(attempt) and sink == owner.sink for sink, _, named in _attempts(decided)):
                 raise Violation("1 decided before commit", f"a commit was asked for that nobody decided: {attempt}")
-        case "end", (attempt, False), SlotState(pending=pending):
-            doomed = {str(t.attempt) for t in pending if t.attempt == attempt}
-            _check_deletion(doomed, newest, "b")
-        case "abort", (marks,), HeapState(staged=staged):
-            _check_deletion({str(s.attempt) for s in staged if str(s.attempt) in marks}, newest, "a")
+        case "end", (owner, attempt, False), SlotState(pending=pending):
+            doomed = {str(t.attempt) for t in pending if t.attempt == attempt and t.owner == owner}
+            _check_deletion(doomed, newest, owner.sink)
+        case "abort", (marks,), HeapState(staged=staged, line=line):
+            visible = {str(share.attempt) for committed in line for share in committed.shares}
+            _check_deletion({str(s.attempt) for s in staged if str(s.attempt) in marks} - visible, newest, "a")
         case _:
             return
 
 
 def _check_deletion(doomed: set[str], newest: Decided, sink: str) -> None:
-    lost = doomed & {attempt for name, _, attempt in newest if name == sink}
+    lost = doomed & {named.attempt for named in newest if named.sink == sink}
     if lost:
         raise Violation("5 delete only when certain", f"{sink}: {sorted(lost)} are decided, and were deleted")
 
@@ -102,17 +143,18 @@ def check_line(state: HeapState, sink: str = "a") -> None:
         if there.base + there.epoch.number != here.base + here.epoch.number + 1:
             raise Violation("2 gapless prefix", f"{sink}: {here} is followed by {there}")
         if here.owner != there.owner and after.shares:
-            raise Violation("10 one owner", f"{sink}: {there.owner} wrote into the line of {here.owner} without taking it over")
+            raise Violation(
+                "10 one owner", f"{sink}: {there.owner} wrote into the line of {here.owner} without taking it over"
+            )
 
 
-def check_shares(
-    shares: Iterable[Visible], decided: Decided, *, deterministic: bool = True
-) -> None:
+def check_shares(shares: Iterable[Visible], decided: Decided, *, deterministic: bool = True) -> None:
     """1 (nothing visible before it is decided) and 4 (nothing twice), for all that readers see of one sink."""
+    attempts = _attempts(decided)
     seen: set[tuple[Owner, int, int]] = set()
     newest: dict[tuple[Owner, int], int] = {}
     for share in shares:
-        if (share.sink, share.epoch, share.attempt) not in decided:
+        if (share.sink, share.epoch, share.attempt) not in attempts:
             raise Violation("1 decided before visible", f"{share} was never decided")
         place = (share.owner, share.epoch.number, share.slot)
         if place in seen:
@@ -126,16 +168,24 @@ def check_shares(
             raise Violation("6 no loss", f"{share} should hold {expected}")
 
 
-def check_no_gap_by_slot(state: SlotState, slots: int, sink: str = "b") -> None:
-    """2 for a target by slot: no slot is at epoch N while another is before N-1."""
-    owners = {t.owner for t in state.visible}
-    for owner in owners:
-        epochs = {s: {t.epoch.number for t in state.visible if t.owner == owner and t.slot == s} for s in range(slots)}
-        newest = max(max(e, default=-1) for e in epochs.values())
-        first = min(min(e, default=newest) for e in epochs.values())
-        for slot, numbers in epochs.items():
-            if numbers != set(range(first, newest + 1)) and numbers != set(range(first, newest)):
-                raise Violation("2 gapless prefix", f"{sink}: slot {slot} has {sorted(numbers)}, another is at {newest}")
+def check_no_gap_by_slot(state: SlotState, decided: Decided) -> None:
+    """2 for a target by slot: nothing of an epoch is visible before all of the one before it is."""
+    for owner in {t.owner for t in state.visible}:
+        slots: dict[Epoch, set[int]] = {}
+        for t in state.visible:
+            if t.owner == owner:
+                slots.setdefault(t.epoch, set()).add(t.slot)
+        epochs = sorted(slots)
+        numbers = [epoch.number for epoch in epochs]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise Violation("2 gapless prefix", f"{owner} has epochs {numbers}")
+        for epoch in epochs[:-1]:
+            whole = _final_slots(decided)[owner.query, owner.sink, epoch]
+            if slots[epoch] != whole:
+                raise Violation(
+                    "2 gapless prefix",
+                    f"{owner}: {epoch} has slots {slots[epoch]} of {whole}, and a later one is visible",
+                )
 
 
 def check_same_rows(atomic: HeapState, slots: SlotState) -> None:
@@ -147,12 +197,16 @@ def check_same_rows(atomic: HeapState, slots: SlotState) -> None:
             raise Violation("6 replay matches", f"{share}, and the other sink has {other}")
 
 
-def check_complete(
-    shares: Iterable[Visible], sink: str, epochs: Iterable[Epoch], slots: int, *, owner: Owner
-) -> None:
-    """6 (no silent loss), at the end: every epoch that Spark logged as committed is there, whole."""
-    present = {(share.epoch, share.slot) for share in shares if share.owner == owner}
+def check_complete(shares: Iterable[Visible], epochs: Sequence[Epoch], decided: Decided, owner: Owner) -> None:
+    """6 (no silent loss), at the end: every epoch that Spark logged as committed is there, whole, since the sink joined."""
+    present: dict[Epoch, set[int]] = {}
+    for share in shares:
+        if share.owner == owner:
+            present.setdefault(share.epoch, set()).add(share.slot)
+    joined = min((epoch.number for epoch in present), default=0)
     for epoch in epochs:
-        for slot in range(slots):
-            if (epoch, slot) not in present:
-                raise Violation("6 no loss", f"{sink}: slot {slot} of epoch {epoch} was logged as committed and is missing")
+        whole = _final_slots(decided).get((owner.query, owner.sink, epoch))
+        if epoch.number >= joined and (whole is None or present.get(epoch, set()) != set(whole)):
+            raise Violation(
+                "6 no loss", f"{epoch} was logged as committed, and {owner} has {present.get(epoch)} of {whole}"
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from unittest.mock import patch
 from tests.model import spark
 from tests.model.explorer import Scenario
 from tests.model.spark import Setup, offsets_of
-from twophase import coordinator, ledger, recovery, standing
+from twophase import coordinator, recovery, standing
 from twophase.checkpoint import Checkpoint
 from twophase.coordinator import Coordinator
 from twophase.decision import Decision
@@ -25,12 +25,11 @@ from twophase.errors import Fenced
 from twophase.identity import offsets_hash
 from twophase.ledger import Ledger, Tail
 from twophase.query import Query
-from twophase.record import Prepare
+from twophase.record import Prepare, encode
 from twophase.sink import CommitOrder, Leftover, Outcome, TakeOver
 from twophase.sinks import heap
 from twophase.sinks.heap import CommittedEpoch, HeapState
 from twophase.standing import Standing
-from twophase.vote import Vote
 
 Change = Callable[[ExitStack], None]
 
@@ -46,7 +45,9 @@ class Mistake:
 
     @property
     def scenario(self) -> Scenario:
-        return Scenario(setup=self.setup, max_faults=self.max_faults if self.faults else 0, kinds=self.faults, seconds=60)
+        return Scenario(
+            setup=self.setup, max_faults=self.max_faults if self.faults else 0, kinds=self.faults, seconds=60
+        )
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -185,7 +186,7 @@ def unknown_is_dead(roll_forward: Any) -> Any:
 def publish_unlisted(_: Any) -> Any:
     def publish(self: Ledger, record: Any) -> list[int]:
         try:
-            self._storage.publish(self._path(record.number), ledger.encode(record))
+            self._storage.publish(self._path(record.number), encode(record))
         except FileExistsError:
             self._fence_unless_mine(record)
         return self._numbers()
@@ -196,7 +197,7 @@ def publish_unlisted(_: Any) -> Any:
 def time_out_is_success(_: Any) -> Any:
     def publish(self: Ledger, record: Any) -> list[int]:
         try:
-            self._storage.publish(self._path(record.number), ledger.encode(record))
+            self._storage.publish(self._path(record.number), encode(record))
         except FileExistsError:
             self._fence_unless_mine(record)
         except TimeoutError:
@@ -255,7 +256,12 @@ ZOMBIE = frozenset({"second driver"})
 ONE_TRY = Setup(0, publish_tries=1)
 
 MISTAKES: tuple[Mistake, ...] = (
-    Mistake("generation cached per process", swap(Ledger, "prepare", generation_cached), "5 delete only when certain", ZOMBIE),
+    Mistake(
+        "generation cached per process",
+        swap(Ledger, "prepare", generation_cached),
+        "5 delete only when certain",
+        ZOMBIE,
+    ),
     Mistake(
         "abort deletes what its votes name",
         swap(Coordinator, "abort", abort_by_votes),

@@ -73,7 +73,7 @@ class Node:
             self.ended = Returned(program(Recorded(results)))
         except Pending as pending:
             self.op = pending.op
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - however a program ends is a result
             self.ended = Raised(error)
 
     def after(self, result: Result) -> Node:

@@ -57,7 +57,7 @@ class SlotState:
 
 
 def begin(state: SlotState, transaction: SlotTransaction) -> tuple[SlotState, None]:
-    if any(t.attempt == transaction.attempt for t in (*state.pending, *state.visible)):
+    if any((t.owner, t.attempt) == (transaction.owner, transaction.attempt) for t in (*state.pending, *state.visible)):
         return state, None  # the same request again
     return replace(state, pending=state.pending | {transaction}), None
 
@@ -68,9 +68,10 @@ def vote(state: SlotState, begun: SlotTransaction, values: tuple[int, ...]) -> t
     return replace(state, pending=state.pending - {begun} | {replace(begun, values=values, voted=True)}), True
 
 
-def end(state: SlotState, attempt: Attempt, committing: bool) -> tuple[SlotState, bool]:
+def end(state: SlotState, owner: Owner, attempt: Attempt, committing: bool) -> tuple[SlotState, bool]:
     """Finish a transaction; False if it is not there (committed before, aborted or expired: the marker tells)."""
-    found = next((t for t in state.pending if t.attempt == attempt and (t.voted or not committing)), None)
+    named = (t for t in state.pending if t.owner == owner and t.attempt == attempt)
+    found = next((t for t in named if t.voted or not committing), None)
     if found is None:
         return state, False
     pending = state.pending - {found}
@@ -99,7 +100,7 @@ class _Share(Transaction[SlotHandle]):
         self._values: tuple[int, ...] = ()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._values += tuple(batch.column(0).to_pylist())
+        self._values += tuple(int(value) for value in batch.column(0).to_pylist() if value is not None)
 
     def pre_commit(self) -> SlotHandle:
         if not self._target.apply(vote, self._begun, self._values):
@@ -107,7 +108,7 @@ class _Share(Transaction[SlotHandle]):
         return SlotHandle(len(self._values))
 
     def abort(self) -> None:
-        self._target.apply(end, self._begun.attempt, False)
+        self._target.apply(end, self._begun.owner, self._begun.attempt, False)
 
 
 class SlotSink(Sink[SlotHandle]):
@@ -127,12 +128,12 @@ class SlotSink(Sink[SlotHandle]):
 
     def alive(self, order: CommitOrder[SlotHandle]) -> Mapping[int, str]:
         state = self._target.apply(look)
-        pending = {t.attempt for t in state.pending if t.voted}
-        visible = {t.attempt for t in state.visible}
+        pending = {t.attempt for t in state.pending if t.voted and t.owner == order.owner}
+        visible = {t.attempt for t in state.visible if t.owner == order.owner}
         return {s.slot: "it expired" for s in order.shares if s.attempt not in pending | visible}
 
     def commit(self, order: CommitOrder[SlotHandle]) -> Outcome:
-        finished = [self._target.apply(end, share.attempt, True) for share in order.shares]
+        finished = [self._target.apply(end, order.owner, share.attempt, True) for share in order.shares]
         if all(finished):
             return Outcome.COMMITTED
         state = self._target.apply(look)
@@ -147,14 +148,18 @@ class SlotSink(Sink[SlotHandle]):
 
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[SlotHandle]]) -> None:
         for leftover in leftovers:
-            self._target.apply(end, Attempt.parse(leftover.mark), False)
+            self._target.apply(end, owner, Attempt.parse(leftover.mark), False)
 
     def status(self, owner: Owner, *, settled: bool) -> Status:
         state = self._target.apply(look)
         if settled and any(t.owner == owner for t in state.pending):
             raise OutcomeUnknown("a marker is in doubt")
-        return Status({slot: marker for slot, marker in sorted(state.markers, key=lambda m: m[0]) if marker.owner == owner})
+        return Status(
+            {slot: marker for slot, marker in sorted(state.markers, key=lambda m: m[0]) if marker.owner == owner}
+        )
 
     def leftovers(self, owner: Owner) -> Iterable[Leftover[SlotHandle]]:
-        pending = sorted((t for t in self._target.apply(look).pending if t.owner == owner), key=lambda t: str(t.attempt))
+        pending = sorted(
+            (t for t in self._target.apply(look).pending if t.owner == owner), key=lambda t: str(t.attempt)
+        )
         return [Leftover(t.attempt.generation, str(t.attempt), f"epoch {t.epoch.number}") for t in pending]

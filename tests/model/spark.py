@@ -24,7 +24,7 @@ from tests.model.replay import Raised, Recorded, Result
 from tests.model.slot_sink import SlotSink
 from twophase.checkpoint import Checkpoint
 from twophase.coordinator import Coordinator
-from twophase.identity import Owner, offsets_hash
+from twophase.identity import offsets_hash
 from twophase.ledger import Ledger
 from twophase.plan import EpochPlan
 from twophase.query import Query
@@ -51,7 +51,7 @@ class Setup:
     slots: int = 2
     epochs: int = 3
     sinks: tuple[str, ...] = ("a", "b")
-    take_over: tuple[tuple[str, Owner], ...] = ()
+    take_over: tuple[tuple[str, str], ...] = ()
     kept_records: int = 100
     deterministic: bool = True
     publish_tries: int = 2

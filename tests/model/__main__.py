@@ -1,0 +1,41 @@
+"""`make model`: explore a larger bound than `make test` does. `--help` lists what can be set."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.model.bounds import LARGE, SMALL, Bound
+from tests.model.explorer import ALL_FAULTS, Explorer, Scenario
+from tests.model.invariants import Violation
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
+    parser.add_argument("--faults", type=int, help="explore this many faults at most, instead of the list of bounds")
+    parser.add_argument("--kinds", help=f"comma-separated, of: {', '.join(sorted(ALL_FAULTS))}")
+    parser.add_argument("--switches", type=int, default=2, help="how often the floor passes between two living drivers")
+    parser.add_argument("--seconds", type=float, help="stop each bound after this long, and say so")
+    parser.add_argument("--small", action="store_true", help="the bounds that `make test` explores")
+    chosen = parser.parse_args()
+    if chosen.faults is None:
+        bounds: tuple[Bound, ...] = SMALL if chosen.small else LARGE
+    else:
+        kinds = frozenset(chosen.kinds.split(",")) if chosen.kinds else ALL_FAULTS
+        if not kinds <= ALL_FAULTS:
+            parser.error(f"no such fault: {', '.join(sorted(kinds - ALL_FAULTS))}")
+        scenario = Scenario(max_faults=chosen.faults, kinds=kinds, max_switches=chosen.switches)
+        bounds = (Bound(f"{chosen.faults} faults of {len(kinds)} kinds", scenario),)
+    for bound in bounds:
+        print(f"{bound.name}: ", end="", flush=True)
+        try:
+            print(Explorer(bound.limited(chosen.seconds)).run(), flush=True)
+        except Violation as violation:
+            print(f"VIOLATED {violation}")
+            print("\n".join(violation.__notes__))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""How far the model is explored: by `make test` (SMALL, two minutes) and by `make model` (LARGE, hours).
+
+All have 3 epochs, 2 sinks (one atomic across tasks with one owner, one by slot with several) and 2 tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from tests.model.explorer import ALL_FAULTS, SURGERY, Scenario
+from tests.model.spark import Setup
+
+COMPANY = frozenset({"second driver", "rival", "late twin", "late request", "duplicate request"})
+"""Faults after which something else is alive, or on its way: many more orders."""
+ALONE = ALL_FAULTS - COMPANY
+
+
+@dataclass(frozen=True)
+class Bound:
+    name: str
+    scenario: Scenario
+
+    def limited(self, seconds: float | None) -> Scenario:
+        return self.scenario if seconds is None else dataclasses.replace(self.scenario, seconds=seconds)
+
+
+def _setup(**changed: object) -> Setup:
+    return dataclasses.replace(Setup(0), **changed)  # type: ignore[arg-type]
+
+
+_TIMING = frozenset({"crash", "lost reply", "late request"})
+
+SMALL = (
+    Bound("1 fault of every kind", Scenario(max_faults=1)),
+    Bound("2 faults, one driver at a time", Scenario(max_faults=2, kinds=ALONE)),
+    Bound("2 duplicated requests or crashes", Scenario(max_faults=2, kinds=frozenset({"crash", "duplicate request"}))),
+    Bound("1 fault, no second try to publish", Scenario(_setup(publish_tries=1), max_faults=1, kinds=_TIMING)),
+    Bound(
+        "1 second driver, compaction after 3 records",
+        Scenario(_setup(kept_records=3), max_faults=1, kinds=frozenset({"second driver", "crash"})),
+    ),
+    Bound(
+        "2 faults, a plan that is not deterministic",
+        Scenario(_setup(deterministic=False), max_faults=2, kinds=frozenset({"crash", "share dies"})),
+    ),
+)
+
+LARGE = (
+    *SMALL,
+    Bound("3 faults, one driver at a time", Scenario(max_faults=3, kinds=ALONE)),
+    Bound("1 fault, 3 switches", Scenario(max_faults=1, max_switches=3)),
+    Bound("2 faults of every kind", Scenario(max_faults=2)),
+    Bound("2 faults, no second try to publish", Scenario(_setup(publish_tries=1), max_faults=2, kinds=_TIMING)),
+    Bound(
+        "3 faults, a plan that is not deterministic",
+        Scenario(_setup(deterministic=False), max_faults=3, kinds=frozenset({"crash", "share dies", "lost reply"})),
+    ),
+    Bound("3 faults without checkpoint surgery", Scenario(max_faults=3, kinds=ALL_FAULTS - SURGERY)),
+    Bound("3 faults of every kind", Scenario(max_faults=3)),
+)

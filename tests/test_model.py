@@ -1,0 +1,38 @@
+"""The protocol against its model, as far as two minutes reach; `make model` goes further. See docs/proof.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model.bounds import SMALL, Bound
+from tests.model.explorer import Explorer
+from tests.model.invariants import Violation
+from tests.model.mistakes import MISTAKES, Mistake
+
+SURGERY_NEEDS = {"rewound", "restored", "copied", "moved", "emptied", "taken over"}
+"""These are done to a checkpoint whose driver is dead, so they need a fault before them."""
+
+
+@pytest.mark.parametrize("bound", SMALL, ids=lambda bound: bound.name)
+def test_every_schedule_keeps_every_invariant(bound: Bound, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Explorer(bound.scenario).run()
+    with capsys.disabled():
+        print(f"\n{bound.name}: {report}")  # noqa: T201 - the figures of this run
+    assert report.complete
+    assert report.schedules > 1
+    possible = bound.scenario.kinds - (SURGERY_NEEDS if bound.scenario.max_faults == 1 else set())
+    assert set(report.faults) == possible, "a fault that never struck was not explored"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_seeded_mistake_is_caught(mistake: Mistake) -> None:
+    with mistake.applied(), pytest.raises(Violation) as caught:
+        Explorer(mistake.scenario).run()
+    assert caught.value.invariant == mistake.caught_by
+    assert "schedule:" in caught.value.__notes__[0]
+
+
+def test_what_makes_a_mistake_visible_is_the_mistake() -> None:
+    """Without it, the same scenarios are clean."""
+    for scenario in {mistake.scenario for mistake in MISTAKES if mistake.scenario.max_faults < 2}:
+        assert Explorer(scenario).run().complete
