@@ -49,6 +49,7 @@ class HeapHandle(Handle):
 class StagedShare:
     """A deep copy of one task's rows: durable as far as memory goes, and invisible."""
 
+    owner: Owner
     epoch: Epoch
     slot: int
     attempt: Attempt
@@ -161,6 +162,8 @@ class HeapTarget:
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if HeapTarget._known.get(self.name) is not self:
+            raise TypeError(f"the target {self.name!r} has no name in this process: HeapTarget.named gives it one")
         return HeapTarget.named, (self.name,)
 
 
@@ -169,17 +172,25 @@ class HeapTransaction(Transaction[HeapHandle]):
         self._target = target
         self._plan = plan
         self._task = task
-        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._copy = pa.BufferOutputStream()
+        self._stream: pa.RecordBatchStreamWriter | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._batches.append(batch)
+        """Copies at once: what Spark handed us may be overwritten by its next batch."""
+        if self._stream is None:
+            self._stream = pa.ipc.new_stream(self._copy, batch.schema)
+        self._stream.write_batch(batch)
+        self._rows += batch.num_rows
 
     def pre_commit(self) -> HeapHandle:
-        rows = sum(batch.num_rows for batch in self._batches)
-        prepared = self._plan.prepared
-        copy = _deep_copy(self._batches)
-        self._target.apply(stage, StagedShare(prepared.epoch, self._task.slot, self._task.attempt, rows, copy))
-        return HeapHandle(rows, prepared.overwrite)
+        if self._stream is not None:
+            self._stream.close()
+        prepared, task = self._plan.prepared, self._task
+        copy = self._copy.getvalue().to_pybytes()
+        share = StagedShare(prepared.owner, prepared.epoch, task.slot, task.attempt, self._rows, copy)
+        self._target.apply(stage, share)
+        return HeapHandle(self._rows, prepared.overwrite)
 
     def abort(self) -> None:
         self._target.apply(abort, frozenset({str(self._task.attempt)}))
@@ -217,13 +228,21 @@ class HeapSink(Sink[HeapHandle]):
         self._target.apply(abort, frozenset(leftover.mark for leftover in leftovers))
 
     def status(self, owner: Owner, *, settled: bool) -> Status:
-        marker = self._target.apply(look).marker
-        return Status({} if marker is None else {WHOLE: marker})
+        line = self._target.apply(look).line
+        if not line or line[-1].marker.owner == owner:
+            return Status({WHOLE: line[-1].marker} if line else {})
+        before = (committed.marker for committed in reversed(line) if committed.marker.owner == owner)
+        return Status({WHOLE: line[-1].marker}, own=next(before, None))
 
     def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:
         staged = sorted(self._target.apply(look).staged, key=lambda share: str(share.attempt))
         return [
-            Leftover(share.attempt.generation, str(share.attempt), f"{share.rows} rows of epoch {share.epoch.number}")
+            Leftover(
+                generation=share.attempt.generation,
+                mark=str(share.attempt),
+                what=f"{share.rows} rows of epoch {share.epoch.number}",
+                owner=share.owner,
+            )
             for share in staged
         ]
 
@@ -245,15 +264,3 @@ class HeapSink(Sink[HeapHandle]):
                 kept.clear()
             kept.extend(batch for share in committed.shares for batch in share.batches())
         return kept
-
-
-def _deep_copy(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """What Spark handed us may be overwritten by its next batch."""
-    if not batches:
-        return b""
-    copy = pa.BufferOutputStream()
-    with pa.ipc.new_stream(copy, batches[0].schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    data: bytes = copy.getvalue().to_pybytes()
-    return data

@@ -52,7 +52,7 @@ def test_a_folder_without_metadata_is_no_checkpoint(checkpoint: Checkpoint) -> N
 )
 def test_metadata_that_names_no_query_is_refused(checkpoint: Checkpoint, tmp_path: Path, data: bytes) -> None:
     log(tmp_path, "metadata", data)
-    with pytest.raises(CheckpointMismatch, match="metadata can't be read"):
+    with pytest.raises(CheckpointMismatch, match=r"metadata (can't be read|names no query)"):
         checkpoint.query_id()
 
 

@@ -297,8 +297,9 @@ def test_votes_of_several_generations_are_a_protocol_violation(pipeline: Pipelin
     old = pipeline.task("s", 0, [1])
     pipeline.prepare()
     pipeline.run([1], [2])
-    vote = first_vote(pipeline)
-    undecided(pipeline, target, ProtocolViolation, "several generations", old, dataclasses.replace(vote, slot=1))
+    second = pipeline.votes[1]
+    assert second is not None
+    undecided(pipeline, target, ProtocolViolation, "several generations", old, second)
 
 
 def test_a_share_of_another_generation_than_its_vote_is_a_protocol_violation(voted: Pipeline, target: Target) -> None:
@@ -334,6 +335,20 @@ def test_commit_without_votes_and_without_the_plan_is_a_protocol_violation(voted
     assert target.visible() == []
     voted.commit()
     assert target.visible() == [(0, [1, 2])]
+
+
+def test_commit_of_another_batch_without_votes_is_fenced(pipeline: Pipeline, target: Target) -> None:
+    pipeline.epoch(0, [1])
+    pipeline.log(1)
+    pipeline.prepare()
+    with pytest.raises(Fenced):
+        pipeline.commit([], number=2)
+    assert target.visible() == [(0, [1])]
+    assert target.staged() == []
+    pipeline.commit()
+    with pytest.raises(Fenced):
+        pipeline.commit([], number=2)
+    assert target.visible() == [(0, [1]), (1, [])]
 
 
 def test_a_slot_that_drained_although_it_was_told_to_write_is_refused(voted: Pipeline, target: Target) -> None:

@@ -1403,20 +1403,59 @@ def test_invariant_10_taking_back_rewrites_a_decided_epoch_that_never_became_vis
     assert table.visible("first") == [(0, [1]), (0, []), (1, [2]), (2, [3])]
 
 
+@pytest.mark.parametrize("point", [None, "take_over.before", "take_over.after", "prepare.planned"])
 def test_invariant_10_taking_back_never_writes_an_epoch_again_that_was_visible_before_the_take_over(
-    first: Pipeline, second: Pipeline, table: Table
+    first: Pipeline, second: Pipeline, table: Table, topic: Topic, tmp_path: Path, point: str | None
 ) -> None:
     """Epoch 1 is in the target; the driver died before Spark logged its commit."""
+    first = first.restart(sinks={**first.sinks, "b": topic.sink()})
     first.epoch(0, [1])
     first.log(1)
     first.prepare()
     first.run([2])
-    first.commit()
+    with crash_at(tmp_path, "commit.after_sink"):
+        first.commit()
     assert table.visible() == [(0, [1]), (1, [2])]
+    assert topic.visible() == [(0, [1])]
     taking_over(second, first).epoch(0, [7])
-    with suppress(CheckpointMismatch):
-        taking_over(first, second).finish([2])
-    assert sorted(value for _, values in table.visible("first") for value in values) == [1, 2]
+    back = taking_over(first, second)
+    if point is not None:
+        with crash_at(tmp_path, point):
+            back.finish([2])
+    back.restart().finish([2])
+    first.restart().epoch(2, [3])
+    assert [(number, values) for number, values in table.visible("first") if values] == [(0, [1]), (1, [2]), (2, [3])]
+    assert topic.visible() == [(0, [1]), (1, [2]), (2, [3])]
+    assert [position for _, _, position in table.line()] == list(range(len(table.line())))
+    assert (table.staged(), topic.staged()) == ([], [])
+
+
+def test_invariant_10_taking_back_after_a_gap_is_refused(
+    first: Pipeline, second: Pipeline, table: Table, topic: Topic
+) -> None:
+    """As without the take-over: the epochs that the sink missed would be lost in silence."""
+    first.epoch(0, [1])
+    taking_over(second, first).epoch(0, [7])
+    elsewhere = first.restart(sinks={"b": topic.sink()})
+    elsewhere.epoch(1, [2])
+    elsewhere.epoch(2, [3])
+    back = taking_over(first, second)
+    back.log(3)
+    before = table.line()
+    refused(back.restart(sinks={**first.sinks, "b": topic.sink()}), table, "epoch 0@", "3")
+    assert table.line() == before
+
+
+def test_invariant_10_taking_back_with_a_checkpoint_that_logged_other_offsets_is_refused(
+    first: Pipeline, second: Pipeline, table: Table
+) -> None:
+    first.epoch(0, [1])
+    there = first.plan.epoch.offsets
+    taking_over(second, first).epoch(0, [7])
+    back = taking_over(first, second)
+    back.log(0, "other offsets")
+    back.log(1)
+    refused(back, table, there)
 
 
 def test_invariant_10_recovery_of_a_dead_query_that_takes_over_leaves_it_able_to_start(

@@ -147,6 +147,9 @@ class Relay:
     def delete(self, path: str) -> None:
         self.inner.delete(path)
 
+    def sweep_temporary(self, folder: str, older_than_s: float) -> int:
+        return self.inner.sweep_temporary(folder, older_than_s)
+
     def sync(self, folder: str) -> None:
         self.inner.sync(folder)
 
@@ -686,10 +689,6 @@ class SlowListing(Posix):
             self.meanwhile.pop()()
 
 
-TORN_LISTING = "LocalStorage.list leaves out what vanishes between readdir and stat: one listing mixes two moments"
-
-
-@pytest.mark.xfail(reason=TORN_LISTING, raises=AssertionError)
 def test_a_reader_for_whom_the_kept_range_goes_by_while_it_lists_does_not_take_the_ledger_for_empty(
     folder: Path,
 ) -> None:
@@ -701,7 +700,6 @@ def test_a_reader_for_whom_the_kept_range_goes_by_while_it_lists_does_not_take_t
     assert ledger_in(folder, LocalStorage(slow)).read() == read(ledger)
 
 
-@pytest.mark.xfail(reason=TORN_LISTING, raises=pytest.fail.Exception)
 def test_a_stray_record_is_fenced_even_if_the_kept_range_goes_by_once_more_while_the_folder_is_listed(
     folder: Path,
 ) -> None:
@@ -950,7 +948,7 @@ def test_a_record_of_a_newer_format_says_which_release_to_run(folder: Path) -> N
     newer = RECORD_FORMAT + 1
     for body in (b'{"kind":"prepare","number":2}\n', b"\x93\x01\x02", b""):
         damage(
-            folder, framed(body, version=newer), f"format {newer}", f"up to {RECORD_FORMAT}", "release that wrote it"
+            folder, framed(body, version=newer), f"format {newer}", f"1 to {RECORD_FORMAT}", "release that wrote it"
         )
 
 
@@ -1079,8 +1077,7 @@ HOSTILE = [
 whole_numbers = st.integers(0, 2**63 - 1)
 plain_ids = st.text("0123456789abcdefXYZ", min_size=1, max_size=32)
 names = st.text(max_size=30) | st.sampled_from(HOSTILE)
-# Of an escaped name that is longer than `names.LONGEST` the rest is not there: see the test below.
-owners = st.builds(Owner, st.text(max_size=16) | st.sampled_from(HOSTILE), st.text(max_size=16))
+owners = st.builds(Owner, names, names)
 epochs = st.builds(Epoch, whole_numbers, names)
 generations = st.builds(Generation, plain_ids, whole_numbers)
 attempts = st.builds(Attempt, generations, st.integers(-1, 2**63 - 1))
@@ -1157,9 +1154,8 @@ def test_a_text_that_has_no_utf8_form_is_read_back_as_it_was(folder: Path, name:
     assert kinds(folder) == {1: "Prepare", 2: "Decide"}
 
 
-@pytest.mark.xfail(reason="Owner.parse can't read a name that Owner.__str__ had to cut", raises=LedgerCorrupt)
 @pytest.mark.parametrize("name", ["x" * 201, "注文" * 12], ids=["long", "short but escaped"])
-def test_a_ledger_with_an_owner_whose_name_is_too_long_to_unescape_can_be_read(folder: Path, name: str) -> None:
+def test_a_ledger_whose_owner_has_a_name_too_long_for_its_text_form_can_be_read(folder: Path, name: str) -> None:
     ledger = ledger_in(folder)
     prepare(ledger, 1)
     tail = read(ledger)

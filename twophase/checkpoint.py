@@ -22,11 +22,14 @@ class Checkpoint:
         """The query's id, stable across restarts."""
         path = f"{self.root}/metadata"
         try:
-            return str(json.loads(self.storage.read(path))["id"])
+            name = json.loads(self.storage.read(path))["id"]
         except FileNotFoundError:
             raise CheckpointMismatch(f"{path} is not there: {self.root} is not the checkpoint of a query") from None
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointMismatch(f"{path} can't be read: {error!r}") from error
+        if not isinstance(name, str) or not name:
+            raise CheckpointMismatch(f"{path} can't be read: it names no query, its id is {name!r}")
+        return name
 
     def newest(self) -> int | None:
         """The highest number in `offsets/`. Only a guess of what a running driver is about to do: another may log one more."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from twophase import failpoints
 from twophase.decision import Decision, SinkDecision
-from twophase.errors import AlreadyDecided, Fenced, NotCommitted, ProtocolViolation
+from twophase.errors import AlreadyDecided, Fenced, NotCommitted, ProtocolViolation, about
 from twophase.identity import Epoch, Generation
 from twophase.ledger import Tail
 from twophase.log import Log
@@ -55,6 +55,10 @@ class Coordinator:
         number:
             The epoch that Spark is about to run, as far as its log tells.
         """
+        with about(owner=self.query.name, epoch=number):
+            return self._prepare(number, schemas or {}, overwrite=overwrite)
+
+    def _prepare(self, number: int, schemas: Mapping[str, pa.Schema], *, overwrite: bool) -> EpochPlan:
         query = self.query
         offsets = query.checkpoint.offsets_hash(number)
         if offsets is None or query.checkpoint.is_committed(number):
@@ -73,7 +77,7 @@ class Coordinator:
         for name in query.sinks:
             view, dead = query.view(name, epoch, entered.tail), entered.dead.get(name)
             standing = judge(view, statuses[name], previous=previous, dead=dead)
-            plans[name] = self._plan(name, standing, entered.prepare, (schemas or {}).get(name), overwrite=overwrite)
+            plans[name] = self._plan(name, standing, entered.prepare, schemas.get(name), overwrite=overwrite)
         failpoints.hit("prepare.planned", owner=query.name, epoch=number)
         log.info("prepared", owner=query.name, epoch=number, generation=entered.prepare.generation)
         return EpochPlan(entered.prepare.generation, epoch, plans)
@@ -86,6 +90,10 @@ class Coordinator:
         plan:
             Where it is at hand: a sink without any vote then gets an empty share, written here.
         """
+        with about(owner=self.query.name, epoch=number):
+            self._commit(number, votes, plan)
+
+    def _commit(self, number: int, votes: Sequence[Vote | None], plan: EpochPlan | None) -> None:
         query = self.query
         cast = self._check_votes(number, votes, plan)
         generation, epoch = (plan.generation, plan.epoch) if not cast and plan else self._common(number, cast)
@@ -113,6 +121,10 @@ class Coordinator:
 
         Spark calls it after a failed commit too, when the epoch may be decided; and from drivers that have been overtaken.
         """
+        with about(owner=self.query.name, epoch=number):
+            self._abort(number, votes)
+
+    def _abort(self, number: int, votes: Sequence[Vote | None]) -> None:
         query = self.query
         present = [vote for vote in votes if vote is not None]
         if not present:

@@ -7,7 +7,8 @@ from names, numbers and hashes only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 
@@ -39,6 +40,17 @@ class TwophaseError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.args, self.__dict__)
+
+
+@contextmanager
+def about(*, owner: str, epoch: int | None = None) -> Iterator[None]:
+    """Errors that come through here say whose epoch they are about, if they did not know."""
+    try:
+        yield
+    except TwophaseError as error:
+        error.owner = owner if error.owner is None else error.owner
+        error.epoch = epoch if error.epoch is None else error.epoch
+        raise
 
 
 def _restore(kind: type[TwophaseError], args: tuple[Any, ...], state: dict[str, Any]) -> TwophaseError:

@@ -8,25 +8,39 @@ checks its version and every field.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 from twophase.errors import ProtocolViolation
 
-_READERS: Mapping[Any, type | tuple[type, ...]] = {
-    str: str,
-    int: int,
-    float: (int, float),
-    bool: bool,
-    str | None: (str, type(None)),
-    int | None: (int, type(None)),
-    dict[str, int]: dict,
-    dict[str, str]: dict,
-    tuple[str, ...]: (list, tuple),
-    tuple[int, ...]: (list, tuple),
+
+def _is(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
+    """A bool is an int to Python, and not to anybody who reads a handle."""
+    return lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _all(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(_is(kind), value))
+
+
+def _named(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(isinstance(k, str) and _is(kind)(v) for k, v in value.items())
+
+
+_FITS: Mapping[Any, Callable[[Any], bool]] = {
+    str: _is(str),
+    int: _is(int),
+    float: _is((int, float)),
+    bool: _is(bool),
+    str | None: _is((str, type(None))),
+    int | None: _is((int, type(None))),
+    dict[str, int]: _named(int),
+    dict[str, str]: _named(str),
+    tuple[str, ...]: _all(str),
+    tuple[int, ...]: _all(int),
 }
-"""Declared type of a field → what JSON gives for it."""
+"""Declared type of a field → whether a JSON value fits it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,8 @@ class Handle:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read a handle; raises ProtocolViolation naming what is wrong with it."""
+        if not isinstance(data, Mapping):
+            raise ProtocolViolation(f"a {cls.__name__} should be a JSON object, and is {type(data).__name__}")
         if data.get("version") != cls.version:
             raise ProtocolViolation(
                 f"a {cls.__name__} of version {data.get('version')!r} can't be read by this release (it reads "
@@ -55,10 +71,10 @@ class Handle:
         for name, declared_type in typing.get_type_hints(cls).items():
             if name not in declared:
                 continue
-            value, expected = data[name], _READERS.get(declared_type)
-            if expected is None:
+            value, fits = data[name], _FITS.get(declared_type)
+            if fits is None:
                 raise TypeError(f"{cls.__name__}.{name}: {declared_type} is not a type that a handle can carry")
-            if not isinstance(value, expected) or (isinstance(value, bool) and declared_type is not bool):
+            if not fits(value):
                 raise ProtocolViolation(f"{cls.__name__}.{name} should be {declared_type}")
             values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)

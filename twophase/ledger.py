@@ -24,12 +24,17 @@ from twophase import failpoints
 from twophase.decision import Decision
 from twophase.errors import CheckpointMismatch, Fenced, LedgerCorrupt, OutcomeUnknown, ProtocolViolation
 from twophase.identity import DecisionId, Epoch, Generation
+from twophase.log import Log
 from twophase.record import Decide, Enrolment, Prepare, Record, decode, encode
 from twophase.storage import Storage
 
 KEPT_RECORDS = 100
 PUBLISH_TRIES = 5
+TEMPORARY_LIVES_S = 3600.0
+"""A temporary file that is older than this belongs to a process that died while it published."""
 _DIGITS = 20
+
+log = Log("twophase.ledger")
 
 
 @dataclass(frozen=True)
@@ -201,20 +206,28 @@ class Ledger:
     def _publish(self, record: Record) -> list[int]:
         """Publish a record as the newest; returns the numbers that are then in the folder."""
         path, data = self._path(record.number), encode(record)
-        for _ in range(self._publish_tries):
-            try:
-                self._storage.publish(path, data)
-            except FileExistsError:
-                self._fence_unless_mine(record)
-                self._storage.sync(self._folder)  # mine, from an earlier try that may not have got as far as this
-            except TimeoutError:
-                continue  # may have landed, may land later: only the same record may be tried again
-            break
-        else:
+        may_be_there = False
+        try:
+            for _ in range(self._publish_tries):
+                try:
+                    self._storage.publish(path, data)
+                except FileExistsError:
+                    self._fence_unless_mine(record)
+                    self._storage.sync(self._folder)  # mine, from an earlier try that may not have got as far as this
+                except TimeoutError:
+                    may_be_there = True  # or may land later: only the same record may be tried again
+                    continue
+                may_be_there = True
+                break
+            else:
+                raise TimeoutError(f"no answer after {self._publish_tries} tries")
+            numbers = self._numbers()
+        except OSError as error:
+            if not may_be_there:
+                raise
             raise OutcomeUnknown(
-                f"no answer about ledger record {path} after {self._publish_tries} tries: start the query again"
-            )
-        numbers = self._numbers()
+                f"ledger record {path} may have been published ({error}): start the query again"
+            ) from error
         if numbers[-1:] != [record.number]:
             raise Fenced(
                 f"ledger record {record.number} is not the newest ({max(numbers, default=None)}): another driver of this "
@@ -236,14 +249,20 @@ class Ledger:
     def _compact(self, newest: Prepare, numbers: list[int]) -> None:
         """Delete what is below the kept range, oldest first. Only the newest prepare may: it carries all state."""
         doomed = [number for number in numbers if number <= newest.number - self._kept_records]
-        if doomed:
-            failpoints.hit("ledger.before_compaction", epoch=newest.epoch.number)
-        for number in doomed:
-            self._storage.delete(self._path(number))
-            failpoints.hit("ledger.compacting", epoch=newest.epoch.number)
+        if not doomed:
+            return
+        failpoints.hit("ledger.before_compaction", epoch=newest.epoch.number)
+        try:
+            for number in doomed:
+                self._storage.delete(self._path(number))
+                failpoints.hit("ledger.compacting", epoch=newest.epoch.number)
+            self._storage.sweep_temporary(self._folder, older_than_s=TEMPORARY_LIVES_S)
+        except OSError as error:
+            # The generation is published, and old records do no harm: the next prepare tries again.
+            log.warning("old ledger records could not be deleted", epoch=newest.epoch.number, why=str(error))
 
     def _numbers(self) -> list[int]:
-        names = (entry.name for entry in self._storage.list(self._folder))
+        names = (entry.name for entry in self._storage.list(self._folder) if not entry.is_folder)
         return sorted(
             int(stem)
             for stem, dot, suffix in (name.partition(".") for name in names)

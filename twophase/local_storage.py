@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from twophase.storage import Entry
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{16}")
+_LISTINGS = 10
 _LINK_UNSUPPORTED = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _NOREPLACE_UNSUPPORTED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 _RENAME_NOREPLACE = 1
@@ -150,12 +151,18 @@ class LocalStorage:
         return self.posix.read(_local(path))
 
     def list(self, folder: str) -> list[Entry]:
-        try:
-            with self._folder(_local(folder)) as descriptor:
-                names = [name for name in self.posix.names(descriptor) if not _TEMPORARY.fullmatch(name)]
-                found = [(name, self._stat(name, descriptor)) for name in names]
-        except FileNotFoundError:
-            return []
+        found: list[tuple[str, os.stat_result | None]] = []
+        for _ in range(_LISTINGS):
+            try:
+                with self._folder(_local(folder)) as descriptor:
+                    names = [name for name in self.posix.names(descriptor) if not _TEMPORARY.fullmatch(name)]
+                    found = [(name, self._stat(name, descriptor)) for name in names]
+            except FileNotFoundError:
+                return []
+            if all(status is not None for _, status in found):
+                break
+            # A name went between the listing and the look at it. Leaving it out would mix two moments: if all names went and
+            # others came, a folder that never was empty would seem so.
         return [_entry(name, status) for name, status in found if status is not None]
 
     def make_folder(self, folder: str) -> None:

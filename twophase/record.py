@@ -144,10 +144,10 @@ def decode(data: bytes, *, path: str, number: int) -> Record:
         raise _corrupt(path, "is torn" if torn else "is not a ledger record: another program wrote it")
     if len(words) != 3 or not words[1].isdigit() or not words[2].startswith(b"sha256="):
         raise _corrupt(path, "is torn: its header is not whole")
-    if int(words[1]) > RECORD_FORMAT:
+    if not 1 <= int(words[1]) <= RECORD_FORMAT:
         raise _corrupt(
             path,
-            f"has format {int(words[1])}, and this release reads up to {RECORD_FORMAT}: "
+            f"has format {int(words[1])}, and this release reads 1 to {RECORD_FORMAT}: "
             "run the release that wrote it, or a newer one",
         )
     if not body.endswith(b"\n"):

@@ -16,7 +16,6 @@ forward before the markers are read could not tell a finished decision from a lo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,9 @@ from twophase.ledger import Tail
 from twophase.log import Log
 from twophase.query import Query
 from twophase.record import Prepare
-from twophase.sink import Leftover, Marker, Status, TakeOver
-from twophase.standing import is_closed, newest_marker, refuse_visible_without_decision
+from twophase.sink import Leftover, Status
+from twophase.standing import is_closed, refuse_visible_without_decision
+from twophase.take_over import due_take_overs, replaced_ledgers, take_over
 
 Dead = Mapping[str, frozenset[int]]
 """Sink name → slots of the newest decision that its target proved dead."""
@@ -57,8 +57,9 @@ def enter(query: Query, epoch: Epoch, *, tasks: bool) -> Entered:
     query.ledger.refuse_if_foreign(tail, query=query.name, moved_from=query.moved_from)
     refuse_rewound(query, tail, epoch)
     due = due_take_overs(query, tail, epoch)
+    replaces = replaced_ledgers(query, due) if tasks else ()
     failpoints.hit("prepare.before_publish", owner=query.name, epoch=epoch.number)
-    prepare, found = publish_generation(query, tail, epoch, tasks=tasks, replaces=tuple(map(_ledger_of, due.values())))
+    prepare, found = publish_generation(query, tail, epoch, tasks=tasks, replaces=replaces)
     failpoints.hit("prepare.fenced", owner=query.name, epoch=epoch.number)
     statuses = query.statuses(settled=False)
     for name in query.sinks:
@@ -66,23 +67,27 @@ def enter(query: Query, epoch: Epoch, *, tasks: bool) -> Entered:
     failpoints.hit("prepare.markers_read", owner=query.name, epoch=epoch.number)
     sweep(query, prepare, statuses, found)
     failpoints.hit("prepare.swept", owner=query.name, epoch=epoch.number)
-    dead = {} if prepare.decision is None else roll_forward(query, prepare.decision, statuses, skip=due.keys())
-    dead |= take_over(query, prepare, due)
+    dead = finish_decision(query, prepare, statuses, skip=due.keys())
+    if tasks:  # only an epoch that is about to be written can follow a take-over
+        dead |= take_over(query, prepare, due)
     failpoints.hit("prepare.rolled_forward", owner=query.name, epoch=epoch.number)
-    if dead and prepare.decision is not None and prepare.decision.epoch.number < epoch.number:
-        raise CheckpointMismatch(
-            f"epoch {prepare.decision.epoch.number} was decided, and Spark has logged it as committed, but the target lost the "
-            f"shares of {describe(dead)}: it was emptied or restored. Nothing was written.",
-            owner=query.name,
-            epoch=epoch.number,
-        )
     return Entered(prepare, dead)
 
 
 def refuse_rewound(query: Query, tail: Tail | None, epoch: Epoch) -> None:
     """Raise CheckpointMismatch if the newest decision can't be before, or of, this epoch."""
     decision = None if tail is None else tail.decision
-    if decision is None or decision.epoch.number < epoch.number:
+    if decision is None:
+        return
+    if decision.epoch.number < epoch.number:
+        logged = query.checkpoint.offsets_hash(decision.epoch.number)
+        if logged is not None and logged != decision.epoch.offsets:
+            raise CheckpointMismatch(
+                f"the ledger has decided epoch {decision.epoch}, and offsets/{decision.epoch.number} has the hash {logged!r}: "
+                "Spark's part of the checkpoint was rewound, and offsets were logged anew. Restore the checkpoint as a whole.",
+                owner=query.name,
+                epoch=epoch.number,
+            )
         return
     if decision.epoch != epoch:
         raise CheckpointMismatch(
@@ -156,6 +161,33 @@ def sweep(query: Query, prepare: Prepare, statuses: Mapping[str, Status], found:
         log.info("swept", owner=query.owner(name), epoch=prepare.epoch.number, leftovers=len(doomed))
 
 
+def finish_decision(
+    query: Query, prepare: Prepare, statuses: Mapping[str, Status], *, skip: Set[str]
+) -> dict[str, frozenset[int]]:
+    """Roll the newest decision forward; refuse if that is impossible and it can't be written again either."""
+    decision, number = prepare.decision, prepare.epoch.number
+    if decision is None:
+        return {}
+    try:
+        dead = roll_forward(query, decision, statuses, skip=skip)
+    except Fenced as error:
+        require_newest(query, prepare)
+        raise CheckpointMismatch(
+            f"epoch {decision.epoch} was decided and can't be committed any more: {error.message}. The target was emptied, "
+            "restored, or written by another. Nothing was written.",
+            owner=query.name,
+            epoch=number,
+        ) from error
+    if dead and decision.epoch.number < number:
+        raise CheckpointMismatch(
+            f"epoch {decision.epoch} was decided, and Spark has logged it as committed, but the target lost the shares of "
+            f"{describe(dead)}: it was emptied or restored. Nothing was written.",
+            owner=query.name,
+            epoch=number,
+        )
+    return dead
+
+
 def roll_forward(
     query: Query, decision: Decision, statuses: Mapping[str, Status], *, skip: Set[str] = frozenset()
 ) -> dict[str, frozenset[int]]:
@@ -178,52 +210,6 @@ def roll_forward(
             log.warning("dead after the decision", owner=owner, epoch=decision.epoch.number, why=error.message)
         failpoints.hit("commit.after_sink", owner=str(owner), epoch=decision.epoch.number)
     return dead
-
-
-def due_take_overs(query: Query, tail: Tail | None, epoch: Epoch) -> Mapping[str, TakeOver]:
-    """Targets that another owner has and that this query was told to take over; refuses those that it was not."""
-    due = {}
-    for name, sink in query.sinks.items():
-        if sink.capabilities.several_owners:
-            continue
-        owner = query.owner(name)
-        origin = newest_marker(sink.status(owner, settled=False))
-        if origin is None or origin.owner == owner:
-            continue
-        replaced = query.take_over.get(name)
-        if replaced != str(origin.owner):
-            raise CheckpointMismatch(
-                f"the target of sink {name!r} is owned by {origin.owner} (at epoch {origin.epoch}), and this query is {owner}. "
-                f"If that query will never run again, set the option takeOver to {str(origin.owner)!r}"
-                + ("" if replaced is None else f" (it is {replaced!r})"),
-                owner=str(owner),
-                epoch=epoch.number,
-            )
-        before = query.previous(epoch, tail)
-        if before is None:
-            raise CheckpointMismatch(
-                f"offsets/{epoch.number - 1} is gone, so the take-over could not be recognised afterwards",
-                epoch=epoch.number,
-            )
-        position = origin.base + origin.epoch.number + 1
-        number = epoch.number - 1
-        due[name] = TakeOver(origin, Marker(owner, Epoch(number, before), by="", base=position - number))
-    return due
-
-
-def take_over(query: Query, prepare: Prepare, due: Mapping[str, TakeOver]) -> dict[str, frozenset[int]]:
-    """Publish the empty epochs. What this query had decided there before is void, because the line went on without it."""
-    void = {}
-    for name, order in due.items():
-        failpoints.hit("take_over.before", owner=query.name, epoch=prepare.epoch.number)
-        marker = dataclasses.replace(order.marker, by=str(prepare.generation))
-        query.sinks[name].take_over(TakeOver(order.origin, marker))
-        failpoints.hit("take_over.after", owner=query.name, epoch=prepare.epoch.number)
-        log.warning("took over", owner=marker.owner, replaced=order.origin.owner, epoch=prepare.epoch.number)
-        decision = prepare.decision
-        if decision is not None and decision.epoch == prepare.epoch and name in decision.sinks:
-            void[name] = frozenset(share.slot for share in decision.sinks[name].shares)
-    return void
 
 
 def require_newest(query: Query, prepare: Prepare) -> None:
@@ -256,8 +242,3 @@ def _is_ahead(prepare: Prepare, found: Found) -> bool:
         for staged in found.values()
         for leftover in staged
     )
-
-
-def _ledger_of(order: TakeOver) -> str:
-    """The ledger by which a marker was moved: decisions, generations and attempts all begin with its id."""
-    return order.origin.by.partition(".")[0]

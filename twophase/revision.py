@@ -18,6 +18,11 @@ def check_slots(votes: Sequence[Vote]) -> None:
     slots = sorted(vote.slot for vote in votes)
     if slots != list(range(len(slots))):
         raise ProtocolViolation(f"votes for slots {slots}: expected each of 0 to {len(slots) - 1} once")
+    for vote in votes:
+        if vote.share is not None and vote.share.slot != vote.slot:
+            raise ProtocolViolation(
+                f"the vote for slot {vote.slot} carries a share of slot {vote.share.slot}", slot=vote.slot
+            )
 
 
 def combined_shares(votes: Sequence[Vote], prior: Sequence[VotedShare]) -> tuple[VotedShare, ...]:

@@ -79,6 +79,8 @@ class Status:
     """
 
     markers: Mapping[int, Marker] = field(default_factory=dict)
+    own: Marker | None = None
+    """Where another owner has the line now: the newest marker that *this* owner has in it, from before."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Leftover(Generic[H]):
     what: str
     """For people: which file, table or transaction, of which epoch."""
     handle: H | None = None
+    owner: Owner | None = None
+    """Who staged it; a target with one line of epochs must say."""
 
 
 class Transaction(ABC, Generic[H]):
@@ -242,7 +246,8 @@ class Sink(ABC, Generic[H]):
 
     @abstractmethod
     def leftovers(self, owner: Owner) -> Iterable[Leftover[H]]:
-        """Everything of this owner (and of owners that it replaced) that is staged, by any generation of any ledger."""
+        """Everything that is staged by any generation of any ledger: of this owner, where several write side by side;
+        of any owner, where the target is one line of epochs."""
 
     def take_over(self, order: TakeOver) -> None:
         """Publish the empty epoch of a take-over, by the same exclusive step as any epoch.

@@ -60,6 +60,10 @@ class Storage(Protocol):
         """Delete a file, or a folder and all below it; a missing one is fine."""
         ...
 
+    def sweep_temporary(self, folder: str, older_than_s: float) -> int:
+        """Delete what publications that died left in `folder`, and say how many; a missing folder has none."""
+        ...
+
     def sync(self, folder: str) -> None:
         """Make every name now in `folder` durable. Whoever acts on a name that it read calls this first."""
         ...

@@ -82,8 +82,8 @@ def _write_share(
         failpoints.hit("task.before_pre_commit", owner=owner, epoch=number, slot=task.slot)
         handle = transaction.pre_commit()
         failpoints.hit("task.pre_committed", owner=owner, epoch=number, slot=task.slot)
+        return VotedShare.of(task.slot, task.attempt, checksum.rows, checksum.value, handle)
     except Exception:
         transaction.abort()
         failpoints.hit("task.aborted", owner=owner, epoch=number, slot=task.slot)
         raise
-    return VotedShare.of(task.slot, task.attempt, checksum.rows, checksum.value, handle)

@@ -53,8 +53,25 @@ class VotedShare:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VotedShare:
-        attempt = Attempt.parse(data["attempt"])
-        return cls(int(data["slot"]), attempt, int(data["rows"]), str(data["checksum"]), canonical_json(data["handle"]))
+        return cls(
+            slot=count(data["slot"]),
+            attempt=Attempt.parse(text(data["attempt"])),
+            rows=count(data["rows"]),
+            checksum=text(data["checksum"]),
+            handle=canonical_json(data["handle"]),
+        )
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is not text")
+    return value
+
+
+def count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r:.60} is not a whole number from 0")
+    return value
 
 
 @dataclass(frozen=True)
@@ -80,17 +97,25 @@ class Vote:
         )
 
     @classmethod
-    def from_text(cls, text: str) -> Vote:
+    def from_text(cls, message: str) -> Vote:
+        """Read a commit message; raises ProtocolViolation if it is not a vote, whatever else it is."""
         try:
-            data = json.loads(text)
+            data = json.loads(message)
             if data["format"] != VOTE_FORMAT:
                 raise ProtocolViolation(
                     f"a vote of format {data['format']!r} can't be read by this release (it reads {VOTE_FORMAT}): "
                     "driver and executors must run the same release of twophase"
                 )
             share = None if data["share"] is None else VotedShare.from_json(data["share"])
-            return cls(
-                Generation.parse(data["generation"]), Epoch.parse(data["epoch"]), data["sink"], data["slot"], share
+            vote = cls(
+                generation=Generation.parse(text(data["generation"])),
+                epoch=Epoch.parse(text(data["epoch"])),
+                sink=text(data["sink"]),
+                slot=count(data["slot"]),
+                share=share,
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolViolation(f"a commit message is not a vote: {error!r}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ProtocolViolation(f"a commit message is not a vote: {error!r:.200}") from error
+        if share is not None and share.slot != vote.slot:
+            raise ProtocolViolation(f"a vote for slot {vote.slot} carries a share of slot {share.slot}")
+        return vote

@@ -106,6 +106,10 @@ class ModelStorage:
     def delete(self, path: str) -> None:
         self.world.perform(Op(FILES, delete, (path,)))
 
+    def sweep_temporary(self, folder: str, older_than_s: float) -> int:
+        """Publications leave nothing behind here."""
+        return 0
+
     def sync(self, folder: str) -> None:
         """Everything is durable at once here."""
 
