@@ -947,9 +947,7 @@ def test_a_record_of_a_newer_format_says_which_release_to_run(folder: Path) -> N
     prepare(ledger_in(folder), 0)
     newer = RECORD_FORMAT + 1
     for body in (b'{"kind":"prepare","number":2}\n', b"\x93\x01\x02", b""):
-        damage(
-            folder, framed(body, version=newer), f"format {newer}", f"1 to {RECORD_FORMAT}", "release that wrote it"
-        )
+        damage(folder, framed(body, version=newer), f"format {newer}", f"1 to {RECORD_FORMAT}", "release that wrote it")
 
 
 SENSELESS: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -96,7 +96,7 @@ class Coordinator:
     def _commit(self, number: int, votes: Sequence[Vote | None], plan: EpochPlan | None) -> None:
         query = self.query
         cast = self._check_votes(number, votes, plan)
-        generation, epoch = (plan.generation, plan.epoch) if not cast and plan else self._common(number, cast)
+        generation, epoch = self._common(number, cast, plan)
         tail = self._read_own(generation, epoch)
         statuses = query.statuses(settled=False)
         if tail.decide is None:
@@ -129,7 +129,7 @@ class Coordinator:
         present = [vote for vote in votes if vote is not None]
         if not present:
             return  # whose generation this is can't be known; the next prepare sweeps
-        generation, epoch = self._common(number, present)
+        generation, epoch = self._common(number, present, None)
         tail = query.ledger.read()
         if tail is None or tail.generation != generation or tail.decide is not None:
             log.info("nothing to abort", owner=query.name, epoch=number, generation=generation)
@@ -309,11 +309,13 @@ class Coordinator:
         ]
         return [*votes, *added]
 
-    def _common(self, number: int, votes: Sequence[Vote]) -> tuple[Generation, Epoch]:
-        """The generation and epoch that all votes were given for."""
+    def _common(self, number: int, votes: Sequence[Vote], plan: EpochPlan | None) -> tuple[Generation, Epoch]:
+        """The generation and epoch that all votes were given for; of an epoch without any, those of the plan."""
         given = {(vote.generation, vote.epoch) for vote in votes} | {
             (vote.share.attempt.generation, vote.epoch) for vote in votes if vote.share is not None
         }
+        if not given and plan is not None:
+            given = {(plan.generation, plan.epoch)}
         if len(given) != 1:
             raise ProtocolViolation(
                 f"votes of several generations or epochs: {sorted(f'{g} for epoch {e}' for g, e in given)}",

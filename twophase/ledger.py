@@ -189,7 +189,9 @@ class Ledger:
         if tail is None:
             return
         there, here = tail.prepare.location, self.location
-        if there != here and (moved_from is None or self._storage.normalise(moved_from) != there):
+        moved = None if moved_from is None else self._storage.normalise(moved_from)
+        # People name the checkpoint, and not the folder in it.
+        if there != here and there not in (moved, f"{moved}/{self._folder.rpartition('/')[2]}"):
             raise CheckpointMismatch(
                 f"the ledger in {here} was written in {there}: the checkpoint was copied or moved. If the query now lives "
                 f"here and will never run there again, set the option movedFrom to {there!r}"

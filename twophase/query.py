@@ -8,6 +8,7 @@ from typing import Any
 
 from twophase.checkpoint import Checkpoint
 from twophase.decision import Decision
+from twophase.errors import OptionError
 from twophase.identity import Epoch, Owner
 from twophase.ledger import Ledger, Tail
 from twophase.sink import CommitOrder, Sink, Status
@@ -39,6 +40,16 @@ class Query:
     now_ms: Callable[[], int]
     take_over: Mapping[str, str] = field(default_factory=dict)
     moved_from: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"takeOver names the sink {name!r}, which "
+            + ("takes several owners side by side" if name in self.sinks else f"is none of {sorted(self.sinks)}")
+            for name in self.take_over
+            if name not in self.sinks or self.sinks[name].capabilities.several_owners
+        ]
+        if problems:
+            raise OptionError("; ".join(problems), problems=problems, owner=self.name)
 
     def owner(self, sink: str) -> Owner:
         return Owner(self.name, sink)

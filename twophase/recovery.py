@@ -97,7 +97,7 @@ def refuse_rewound(query: Query, tail: Tail | None, epoch: Epoch) -> None:
             epoch=epoch.number,
         )
     gone = [name for name in decision.sinks if name not in query.sinks]
-    if gone:
+    if gone and not query.checkpoint.is_committed(epoch.number):
         raise CheckpointMismatch(
             f"epoch {epoch.number} was decided for the sinks {gone} too, which are no longer configured: start the query once "
             "with the old sinks, so that the epoch is finished everywhere",

@@ -57,7 +57,14 @@ def check_replay(name: str, shares: Sequence[VotedShare], prior: Sequence[VotedS
 
 
 def _total(shares: Sequence[VotedShare]) -> tuple[int, str]:
-    return sum(share.rows for share in shares), combine(share.checksum for share in shares)
+    rows = sum(share.rows for share in shares)
+    try:
+        return rows, combine(share.checksum for share in shares)
+    except ValueError as error:
+        raise ReplayDiffers(
+            f"the decided epoch was written by another release, and its checksums can't be compared ({error}): finish it with "
+            "that one"
+        ) from error
 
 
 def _same(name: str, where: str, new: tuple[int, str], old: tuple[int, str]) -> None:

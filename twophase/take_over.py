@@ -49,7 +49,7 @@ def due_take_overs(query: Query, tail: Tail | None, epoch: Epoch) -> Mapping[str
                 owner=str(owner),
                 epoch=epoch.number,
             )
-        at = _taken_at(query, tail, epoch, status.own)
+        at = _taken_at(query, name, tail, epoch, status.own)
         position = origin.base + origin.epoch.number + 1
         due[name] = TakeOver(origin, Marker(owner, at, by="", base=position - at.number))
     return due
@@ -86,22 +86,28 @@ def take_over(query: Query, prepare: Prepare, due: Mapping[str, TakeOver]) -> di
     return void
 
 
-def _taken_at(query: Query, tail: Tail | None, epoch: Epoch, own: Marker | None) -> Epoch:
-    """The epoch that the new owner is at: the one before, unless it had the line before and got further."""
+def _taken_at(query: Query, name: str, tail: Tail | None, epoch: Epoch, own: Marker | None) -> Epoch:
+    """The epoch that the new owner is at: the one before, or this one if it is in the line already, from before.
+
+    Anything else would hide a gap: an owner that had the line is at N-1 or at N, or the checkpoint is not its own.
+    """
     if own is not None and own.epoch == epoch:
         return epoch
-    if own is not None and own.epoch.number >= epoch.number:
-        raise CheckpointMismatch(
-            f"the target has epoch {own.epoch} of {own.owner}, from before another owner took it over, and Spark is about to "
-            f"write {epoch}: the checkpoint was rewound or restored",
-            owner=str(own.owner),
-            epoch=epoch.number,
-        )
     before = query.previous(epoch, tail)
     if before is None:
         raise CheckpointMismatch(
             f"offsets/{epoch.number - 1} is gone, so the take-over could not be recognised afterwards",
-            owner=query.name,
+            owner=str(query.owner(name)),
+            epoch=epoch.number,
+        )
+    enrolled = None if tail is None else tail.sinks.get(name)
+    never_visible = own is None and (enrolled is None or enrolled.joined == epoch.number)
+    if not never_visible and (own is None or own.epoch != Epoch(epoch.number - 1, before)):
+        had = "nothing" if own is None else f"epoch {own.epoch}"
+        raise CheckpointMismatch(
+            f"the target has {had} of this owner, from before another took it over, and Spark is about to write {epoch} (after "
+            f"{before!r}): epochs in between would be missing, or twice",
+            owner=str(query.owner(name)),
             epoch=epoch.number,
         )
     return Epoch(epoch.number - 1, before)

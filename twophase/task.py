@@ -15,7 +15,7 @@ from twophase.checksum import Checksum
 from twophase.errors import Fenced, NotCommitted
 from twophase.identity import Attempt
 from twophase.plan import EpochPlan
-from twophase.sink import H, Plan, Sink, Task
+from twophase.sink import H, Plan, Sink, Task, Transaction
 from twophase.vote import Vote, VotedShare
 
 DRIVER_TASK = -1
@@ -83,7 +83,15 @@ def _write_share(
         handle = transaction.pre_commit()
         failpoints.hit("task.pre_committed", owner=owner, epoch=number, slot=task.slot)
         return VotedShare.of(task.slot, task.attempt, checksum.rows, checksum.value, handle)
-    except Exception:
-        transaction.abort()
+    except Exception as error:
+        _abort(transaction, error)
         failpoints.hit("task.aborted", owner=owner, epoch=number, slot=task.slot)
         raise
+
+
+def _abort(transaction: Transaction[H], error: Exception) -> None:
+    """Drop the share; what went wrong first is what the user must see, whatever goes wrong here."""
+    try:
+        transaction.abort()
+    except Exception as second:  # noqa: BLE001 - what could not be dropped is a leftover, and is swept
+        error.add_note(f"and the share could not be dropped: {second!r}")
