@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.model.explorer import ALL_FAULTS, RECONFIGURATIONS, Explorer, Scenario, State
+from tests.model.explorer import Explorer
 from tests.model.spark import Setup
+from tests.model.state import ALL_FAULTS, RECONFIGURATIONS, Scenario, State
 
 ENDLESS = 1_000_000
 REFUSED = frozenset({"rewound", "restored", "copied", "emptied"})

@@ -6,8 +6,9 @@ import argparse
 import sys
 
 from tests.model.bounds import LARGE, SMALL, Bound
-from tests.model.explorer import ALL_FAULTS, Explorer, Scenario
+from tests.model.explorer import Explorer
 from tests.model.invariants import Violation
+from tests.model.state import ALL_FAULTS, Scenario
 
 
 def main() -> int:

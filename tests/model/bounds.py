@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from tests.model.explorer import ALL_FAULTS, SURGERY, Scenario
 from tests.model.spark import Setup
+from tests.model.state import ALL_FAULTS, SURGERY, Scenario
 
 COMPANY = frozenset({"second driver", "rival", "late twin", "late request", "duplicate request"})
 """Faults after which something else is alive, or on its way: many more orders."""

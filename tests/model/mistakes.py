@@ -15,8 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.model import spark
-from tests.model.explorer import Scenario
 from tests.model.spark import Setup, offsets_of
+from tests.model.state import Scenario
 from twophase import coordinator, recovery, standing
 from twophase.checkpoint import Checkpoint
 from twophase.coordinator import Coordinator
