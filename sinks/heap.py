@@ -109,7 +109,7 @@ def commit(state: HeapState, order: CommitOrder[HeapHandle]) -> tuple[HeapState,
         if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
             raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
         raise Fenced(f"the target is at {marker}, and the decision moves it from {order.origin}")
-    staged = {str(share.attempt): share for share in state.staged}
+    staged = {str(share.attempt): share for share in state.staged if share.owner == order.owner}
     lost = [
         s.slot for s in order.shares if str(s.attempt) not in staged or staged[str(s.attempt)].rows != s.handle.rows
     ]
@@ -129,8 +129,8 @@ def take_over(state: HeapState, order: TakeOver) -> tuple[HeapState, None]:
     return replace(state, line=(*state.line, CommittedEpoch(order.marker, replaced=order.origin.owner))), None
 
 
-def abort(state: HeapState, marks: frozenset[str]) -> tuple[HeapState, None]:
-    return replace(state, staged=frozenset(s for s in state.staged if str(s.attempt) not in marks)), None
+def abort(state: HeapState, marks: frozenset[tuple[Owner | None, str]]) -> tuple[HeapState, None]:
+    return replace(state, staged=frozenset(s for s in state.staged if (s.owner, str(s.attempt)) not in marks)), None
 
 
 def look(state: HeapState) -> tuple[HeapState, HeapState]:
@@ -193,7 +193,7 @@ class HeapTransaction(Transaction[HeapHandle]):
         return HeapHandle(self._rows, prepared.overwrite)
 
     def abort(self) -> None:
-        self._target.apply(abort, frozenset({str(self._task.attempt)}))
+        self._target.apply(abort, frozenset({(self._plan.prepared.owner, str(self._task.attempt))}))
 
 
 class HeapSink(Sink[HeapHandle]):
@@ -211,6 +211,10 @@ class HeapSink(Sink[HeapHandle]):
     def __init__(self, target: HeapTarget | str):
         self._target = HeapTarget.named(target) if isinstance(target, str) else target
 
+    @property
+    def target(self) -> HeapTarget:
+        return self._target
+
     def fence(self, owner: Owner, generation: Generation) -> None:
         self._target.apply(fence, generation)
 
@@ -218,14 +222,16 @@ class HeapSink(Sink[HeapHandle]):
         return HeapTransaction(self._target, plan, task)
 
     def alive(self, order: CommitOrder[HeapHandle]) -> Mapping[int, str]:
-        staged = {str(share.attempt) for share in self._target.apply(look).staged}
-        return {share.slot: "its staged rows are gone" for share in order.shares if str(share.attempt) not in staged}
+        state = self._target.apply(look)
+        visible = (share for committed in state.line for share in committed.shares)
+        there = {share.attempt for share in (*state.staged, *visible) if share.owner == order.owner}
+        return {share.slot: "its staged rows are gone" for share in order.shares if share.attempt not in there}
 
     def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
         return self._target.apply(commit, order)
 
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[HeapHandle]]) -> None:
-        self._target.apply(abort, frozenset(leftover.mark for leftover in leftovers))
+        self._target.apply(abort, frozenset((leftover.owner or owner, leftover.mark) for leftover in leftovers))
 
     def status(self, owner: Owner, *, settled: bool) -> Status:
         line = self._target.apply(look).line

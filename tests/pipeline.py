@@ -100,7 +100,7 @@ class Table(HeapTarget):
 
     def expire(self, slot: int) -> None:
         """The staged shares of this slot die."""
-        doomed = frozenset(str(share.attempt) for share in self.state.staged if share.slot == slot)
+        doomed = frozenset((share.owner, str(share.attempt)) for share in self.state.staged if share.slot == slot)
         assert doomed, "nothing to expire"
         self.apply(heap.abort, doomed)
 

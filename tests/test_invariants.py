@@ -17,6 +17,7 @@ from twophase.errors import (
     CheckpointMismatch,
     Fenced,
     NotCommitted,
+    OptionError,
     OutcomeUnknown,
     ProtocolViolation,
     ReplayDiffers,
@@ -29,7 +30,6 @@ from twophase.query import AnySink
 from twophase.sink import WHOLE, Outcome
 from twophase.sinks import heap
 from twophase.sinks.heap import HeapHandle
-from twophase.task import DRIVER_TASK
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_invariant_02_a_sink_that_no_task_wrote_gets_an_empty_share_beside_one_t
     both.commit([both.task("a", 0, [1])])
     assert table.visible() == [(0, [1])]
     assert topic.visible() == [(0, [])]
-    assert [task.attempt.task for task in topic.state.visible] == [DRIVER_TASK]
+    assert [task.attempt.task < 0 for task in topic.state.visible] == [True], "Spark never gives a negative id"
 
 
 def test_invariant_02_a_sink_that_joins_an_old_query_starts_at_the_epoch_it_joined(
@@ -1587,3 +1587,64 @@ def test_several_sinks_have_one_decision_and_each_is_rolled_forward_until_all_ha
     replay.commit()
     replay.log_commit()
     assert table.visible() == topic.visible() == [(0, [1, 2])]
+
+
+# ---- what an attacker found ----
+
+
+@pytest.mark.parametrize("dead", [[0], [1], [0, 1]], ids=str)
+@pytest.mark.parametrize("rows", [([1, 2, 3],), ([1], [2, 3]), ([1], [2], [3], [])], ids=["1", "2", "4"])
+def test_invariant_06_a_replay_with_other_slots_never_drops_a_share_that_is_visible(
+    tmp_path: Path, topic: Topic, dead: list[int], rows: tuple[list[int], ...]
+) -> None:
+    pipeline = Pipeline(tmp_path / "checkpoint", {"b": topic.sink()})
+    pipeline.log(0)
+    decided(pipeline, tmp_path, [1], [2], [3])
+    for slot in dead:
+        topic.expire(slot)
+    replay = pipeline.restart()
+    replay.prepare()
+    before = topic.visible()
+    replay.run(*rows)
+    with pytest.raises(ReplayDiffers):
+        replay.commit()
+    assert topic.visible() == before
+    pipeline.restart().finish([1], [2], [3])
+    assert topic.visible() == [(0, [1, 2, 3])]
+
+
+def test_invariant_06_a_replay_without_tasks_never_takes_the_place_of_lost_rows(tmp_path: Path, topic: Topic) -> None:
+    pipeline = Pipeline(tmp_path / "checkpoint", {"b": topic.sink()})
+    pipeline.log(0)
+    decided(pipeline, tmp_path, [1], [2])
+    topic.expire(0)
+    replay = pipeline.restart()
+    replay.prepare()
+    with pytest.raises(ReplayDiffers):
+        replay.commit([])
+    pipeline.restart().finish([1], [2])
+    assert topic.visible() == [(0, [1, 2])]
+
+
+def test_invariant_07_a_checkpoint_restored_to_before_a_revision_is_refused(tmp_path: Path, topic: Topic) -> None:
+    root = tmp_path / "checkpoint"
+    pipeline = Pipeline(root, {"b": topic.sink()})
+    pipeline.epoch(0, [1], [2])
+    pipeline.log(1)
+    decided(pipeline, tmp_path, [3], [4])
+    shutil.copytree(root, tmp_path / "backup")
+    topic.expire(1)
+    pipeline.restart().finish([3], [4])
+    assert topic.visible() == [(0, [1, 2]), (1, [3, 4])]
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "backup", root)
+    refused(pipeline.restart(), topic, "epoch 1@", "revision 0")
+    assert topic.visible() == [(0, [1, 2]), (1, [3, 4])]
+
+
+def test_invariant_10_two_sinks_of_a_query_on_one_line_are_refused_at_once(tmp_path: Path, table: Table) -> None:
+    pipeline = Pipeline(tmp_path / "checkpoint", {"a": table.sink(), "a2": table.sink()})
+    pipeline.log(0)
+    with pytest.raises(OptionError, match="same target"):
+        pipeline.prepare()
+    assert (table.visible(), table.staged()) == ([], [])

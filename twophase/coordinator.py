@@ -33,7 +33,7 @@ from twophase.recovery import describe, enter, publish_generation, roll_forward,
 from twophase.revision import check_replay, check_slots, combined_shares, slots_differ
 from twophase.sink import PreparedEpoch, Status
 from twophase.standing import Standing, is_closed, judge
-from twophase.task import DRIVER_TASK, run_task
+from twophase.task import driver_task, run_task
 from twophase.vote import Vote
 
 log = Log("twophase.coordinator")
@@ -60,6 +60,8 @@ class Coordinator:
 
     def _prepare(self, number: int, schemas: Mapping[str, pa.Schema], *, overwrite: bool) -> EpochPlan:
         query = self.query
+        if number < 0:
+            raise ProtocolViolation("epochs are numbered from 0")
         offsets = query.checkpoint.offsets_hash(number)
         if offsets is None or query.checkpoint.is_committed(number):
             said = "is not logged" if offsets is None else "is logged as committed"
@@ -100,7 +102,7 @@ class Coordinator:
         tail = self._read_own(generation, epoch)
         statuses = query.statuses(settled=False)
         if tail.decide is None:
-            decision = self._decide(tail, self._complete(number, cast, plan), statuses)
+            decision = self._decide(tail, self._complete(tail, cast, plan), statuses)
         else:
             decision = self._same_decision(tail.decide.decision, cast)
         if decision is None:
@@ -138,11 +140,11 @@ class Coordinator:
         try:
             # Publishing is what makes the epoch undecidable: a decision that is still on its way can't land any more.
             fence, found = publish_generation(query, tail, epoch, tasks=False)
+            failpoints.hit("abort.published", owner=query.name, epoch=number)
+            sweep(query, fence, query.statuses(settled=False), found)
         except Fenced:
             log.info("overtaken while aborting", owner=query.name, epoch=number, generation=generation)
             return
-        failpoints.hit("abort.published", owner=query.name, epoch=number)
-        sweep(query, fence, query.statuses(settled=False), found)
         failpoints.hit("abort.swept", owner=query.name, epoch=number)
         log.info("aborted", owner=query.name, epoch=number, generation=generation)
 
@@ -199,8 +201,8 @@ class Coordinator:
             prior = None if revised is None else revised.sinks.get(name)
             new = {vote.slot for vote in own if vote.share is not None}
             dead = new if new and prior is not None else None
-            if prior is not None and not new and not self._is_whole(name, revised, statuses[name]):
-                raise slots_differ(prior.shares, own)  # what has to be written again is no slot of the replay
+            if prior is not None and not self._keeps_what_it_must(name, own, prior, statuses[name]):
+                raise slots_differ(prior.shares, own)
             standing = judge(query.view(name, epoch, tail), statuses[name], previous=previous, dead=dead)
             self._require_unmoved(name, standing, epoch, drained=not new)
             decided[name] = self._decide_sink(name, own, standing, prior, tail)
@@ -233,10 +235,23 @@ class Coordinator:
         shares = combined_shares(votes, () if prior is None else prior.shares)
         return SinkDecision(decided_by, standing.joined, standing.base, standing.origin, shares)
 
-    def _is_whole(self, name: str, decision: Decision | None, status: Status) -> bool:
-        """Whether nothing of this decision has to be written again. An atomic sink is judged by its one marker instead."""
-        view = None if decision is None else self.query.decision_view(name, decision)
-        return view is None or view.capabilities.atomic or is_closed(view, status)
+    def _keeps_what_it_must(self, name: str, votes: Sequence[Vote], prior: SinkDecision, status: Status) -> bool:
+        """Whether a replay of a sink by slot has a task that drained for every share that is visible, and none for others.
+
+        Prepare has committed what could be, and the rest is proven dead: so the markers say which shares are kept. A replay with
+        other slots would leave a visible share out of the decision, or a dead one in it. (An atomic sink has one marker.)
+        """
+        if self.query.sinks[name].capabilities.atomic:
+            return True
+        visible = set()
+        for share in prior.shares:
+            marker = status.markers.get(share.slot)
+            if marker is not None and marker.by == str(share.attempt):
+                visible.add(share.slot)
+        if len(visible) == len(prior.shares):
+            return all(vote.share is None for vote in votes)  # done: it does not matter how many tasks drained
+        same_slots = {vote.slot for vote in votes} == {share.slot for share in prior.shares}
+        return visible == {vote.slot for vote in votes if vote.share is None} and (same_slots or not visible)
 
     def _require_unmoved(self, name: str, standing: Standing, epoch: Epoch, *, drained: bool) -> None:
         """Raise Fenced if the target is not where it was when the tasks were planned."""
@@ -299,15 +314,26 @@ class Coordinator:
             check_slots(own)
         return present
 
-    def _complete(self, number: int, votes: Sequence[Vote], plan: EpochPlan | None) -> list[Vote]:
+    def _complete(self, tail: Tail, votes: Sequence[Vote], plan: EpochPlan | None) -> list[Vote]:
         """A sink that no task wrote gets an empty share, so that an epoch without tasks is like any other."""
         voted = {vote.sink for vote in votes}
-        added = [
-            run_task(sink, name, plan, (), number=number, slot=0, task_id=DRIVER_TASK, now_ms=self.query.now_ms)
-            for name, sink in self.query.sinks.items()
-            if name not in voted and plan is not None
+        missing = [name for name in self.query.sinks if name not in voted]
+        if not missing or plan is None:
+            return list(votes)
+        if (plan.generation, plan.epoch) != (tail.generation, tail.prepare.epoch) or not plan.sinks.keys() >= set(
+            missing
+        ):
+            raise ProtocolViolation(f"the plan of generation {plan.generation} is not the one that the tasks ran by")
+        number, now_ms = plan.epoch.number, self.query.now_ms
+        return [
+            *votes,
+            *(
+                run_task(
+                    self.query.sinks[name], name, plan, (), number=number, slot=0, task_id=driver_task(), now_ms=now_ms
+                )
+                for name in missing
+            ),
         ]
-        return [*votes, *added]
 
     def _common(self, number: int, votes: Sequence[Vote], plan: EpochPlan | None) -> tuple[Generation, Epoch]:
         """The generation and epoch that all votes were given for; of an epoch without any, those of the plan."""

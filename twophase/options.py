@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
-_SECRET_KEYS: Final = re.compile("passw|passphrase|secret|token|key|jaas|credential|user.?info|oauth")
+_SECRET_KEYS: Final = re.compile("pass|pwd|secret|token|key|jaas|credential|user.?info|auth|pem|certificate")
 _METADATA: Final = "twophase.option"
 
 
 class PassThrough(Mapping[str, str | Secret]):
     """Settings for a vendor's client: its own keys and values, frozen, with what looks like a secret as a `Secret`.
 
-    That is a value spelled as a reference (``env:``, ``file:``), or one whose key speaks of a password, a key, a token
-    and the like. Taking one too many for a secret costs nothing: `reveal` gives the plain values to the client.
+    That is a value spelled ``env:NAME``, or one whose key speaks of a password, a key, a token and the like, which may be
+    spelled ``file:PATH`` too. Taking a plain value for a secret costs nothing: `reveal` gives it to the client as it is.
     """
 
     def __init__(self, settings: Mapping[str, str | Secret] = MappingProxyType({})):
@@ -78,7 +78,9 @@ class PassThrough(Mapping[str, str | Secret]):
 
 
 def _guarded(key: str, value: str | Secret) -> str | Secret:
-    if isinstance(value, str) and (_SECRET_KEYS.search(key.lower()) or Secret(value).is_reference):
+    # A path spelled file:/… is an ordinary value where the key does not speak of a secret: resolving it would hand the client
+    # the content of the file in place of its name.
+    if isinstance(value, str) and (_SECRET_KEYS.search(key.lower()) or value.startswith("env:")):
         return Secret(value)
     return value
 

@@ -48,6 +48,11 @@ class Query:
             for name in self.take_over
             if name not in self.sinks or self.sinks[name].capabilities.several_owners
         ]
+        if not self.name:
+            problems.append("a query needs a name")
+        lines = [sink.target for sink in self.sinks.values() if not sink.capabilities.several_owners]
+        if any(target is not None and lines.count(target) > 1 for target in lines):
+            problems.append("two sinks write to the same target, which takes one owner at a time: write to it once")
         if problems:
             raise OptionError("; ".join(problems), problems=problems, owner=self.name)
 

@@ -178,7 +178,7 @@ def finish_decision(
             owner=query.name,
             epoch=number,
         ) from error
-    if dead and decision.epoch.number < number:
+    if dead and (decision.epoch.number < number or query.checkpoint.is_committed(number)):
         raise CheckpointMismatch(
             f"epoch {decision.epoch} was decided, and Spark has logged it as committed, but the target lost the shares of "
             f"{describe(dead)}: it was emptied or restored. Nothing was written.",

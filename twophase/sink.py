@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -197,6 +197,11 @@ class Sink(ABC, Generic[H]):
 
     capabilities: Capabilities
     handle_type: ClassVar[type[Handle]]
+
+    @property
+    def target(self) -> Hashable | None:
+        """What it writes to, so that two sinks of one query on one line of epochs are noticed; None if it can't say."""
+        return None
 
     @abstractmethod
     def fence(self, owner: Owner, generation: Generation) -> None:

@@ -143,8 +143,19 @@ def refuse_visible_without_decision(view: View, status: Status) -> None:
     marker = newest_marker(status)
     if marker is None or marker.owner != view.owner or marker.epoch.number < view.epoch.number:
         return
-    if view.decided(marker.epoch.number) or (view.capabilities.atomic and marker.epoch == view.epoch):
+    decision = view.decided(marker.epoch.number)
+    if view.capabilities.atomic and (decision or marker.epoch == view.epoch):
         return
+    if decision is not None:
+        named = decision.sinks[view.name].expected(atomic=False)
+        strange = [
+            m for s, m in status.markers.items() if m.epoch.number == marker.epoch.number and m.by != named.get(s)
+        ]
+        if not strange:
+            return
+        raise _mismatch(
+            view, f"the ledger's decision of it (revision {decision.revision}) names other shares", strange[0]
+        )
     raise _mismatch(view, f"Spark is about to write epoch {view.epoch}, and the ledger knows nothing newer", marker)
 
 

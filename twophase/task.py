@@ -6,6 +6,7 @@ written again.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -18,8 +19,11 @@ from twophase.plan import EpochPlan
 from twophase.sink import H, Plan, Sink, Task, Transaction
 from twophase.vote import Vote, VotedShare
 
-DRIVER_TASK = -1
-"""The task id of a share that the driver writes for an epoch without tasks: Spark's are never negative."""
+
+def driver_task() -> int:
+    """The task id of a share that the driver writes for an epoch without tasks: negative, as Spark's never are, and never twice
+    the same, because a commit that failed is called again."""
+    return -1 - secrets.randbits(48)
 
 
 def run_task(

@@ -8,13 +8,13 @@ import sys
 from tests.model.bounds import LARGE, SMALL, Bound
 from tests.model.explorer import Explorer
 from tests.model.invariants import Violation
-from tests.model.state import ALL_FAULTS, Scenario
+from tests.model.state import ALL_FAULTS, RECONFIGURATIONS, Scenario
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--faults", type=int, help="explore this many faults at most, instead of the list of bounds")
-    parser.add_argument("--kinds", help=f"comma-separated, of: {', '.join(sorted(ALL_FAULTS))}")
+    parser.add_argument("--kinds", help=f"comma-separated, of: {', '.join(sorted(ALL_FAULTS | RECONFIGURATIONS))}")
     parser.add_argument("--switches", type=int, default=2, help="how often the floor passes between two living drivers")
     parser.add_argument("--seconds", type=float, help="stop each bound after this long, and say so")
     parser.add_argument("--small", action="store_true", help="the bounds that `make test` explores")
@@ -23,8 +23,8 @@ def main() -> int:
         bounds: tuple[Bound, ...] = SMALL if chosen.small else LARGE
     else:
         kinds = frozenset(chosen.kinds.split(",")) if chosen.kinds else ALL_FAULTS
-        if not kinds <= ALL_FAULTS:
-            parser.error(f"no such fault: {', '.join(sorted(kinds - ALL_FAULTS))}")
+        if not kinds <= ALL_FAULTS | RECONFIGURATIONS:
+            parser.error(f"no such fault: {', '.join(sorted(kinds - ALL_FAULTS - RECONFIGURATIONS))}")
         scenario = Scenario(max_faults=chosen.faults, kinds=kinds, max_switches=chosen.switches)
         bounds = (Bound(f"{chosen.faults} faults of {len(kinds)} kinds", scenario),)
     for bound in bounds:

@@ -42,6 +42,10 @@ SMALL = (
         Scenario(_setup(kept_records=3), max_faults=1, kinds=frozenset({"second driver", "crash"})),
     ),
     Bound(
+        "2 faults, one sink by slot, started again with another number of tasks",
+        Scenario(_setup(sinks=("b",)), max_faults=2, kinds=frozenset({"crash", "share dies", "rescaled"})),
+    ),
+    Bound(
         "2 faults, a plan that is not deterministic",
         Scenario(_setup(deterministic=False), max_faults=2, kinds=frozenset({"crash", "share dies"})),
     ),
@@ -62,6 +66,10 @@ LARGE = (
     Bound(
         "3 faults, a plan that is not deterministic",
         Scenario(_setup(deterministic=False), max_faults=3, kinds=frozenset({"crash", "share dies", "lost reply"})),
+    ),
+    Bound(
+        "3 faults, one sink by slot, restored",
+        Scenario(_setup(sinks=("b",)), max_faults=3, kinds=frozenset({"crash", "share dies", "restored", "rescaled"})),
     ),
     *PAIRS,
 )

@@ -114,7 +114,8 @@ def check_request(op: Op, before: object, decided: Decided, newest: Decided) -> 
             _check_deletion(doomed, newest, owner.sink)
         case "abort", (marks,), HeapState(staged=staged, line=line):
             visible = {str(share.attempt) for committed in line for share in committed.shares}
-            _check_deletion({str(s.attempt) for s in staged if str(s.attempt) in marks} - visible, newest, "a")
+            doomed = {str(s.attempt) for s in staged if (s.owner, str(s.attempt)) in marks}
+            _check_deletion(doomed - visible, newest, "a")
         case _:
             return
 

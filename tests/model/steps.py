@@ -23,6 +23,7 @@ from tests.model.spark import (
 )
 from tests.model.state import (
     NO_COMPACTION,
+    RECONFIGURATIONS,
     REFUSALS,
     RESTARTS_WITHOUT_PROGRESS,
     SURGERY,
@@ -148,7 +149,9 @@ class Steps:
         if len(state.drivers) != 1 or state.twins or state.atomic.staged or state.slots.pending:
             return state
         setup, phase, node = state.drivers[0]
-        if not isinstance(phase, Log) or node is not self._node(setup, phase) or SURGERY.intersection(state.faults):
+        if not isinstance(phase, Log) or node is not self._node(setup, phase):
+            return state
+        if (SURGERY | RECONFIGURATIONS).intersection(state.faults):
             return state
         like = self._faultless.get(phase.number)
         if like is None or (state.files is like.files and not state.messages):
