@@ -209,9 +209,9 @@ class Explorer(Steps):
                     kept = {p: d for p, d in files.items() if "/twophase/" in p or int(p.rpartition("/")[2]) < number}
                     yield f"rewound to before {number}, salt {salt}", self._operated(state, "rewound", kept, changed)
                 if self._may(state, "restored"):
-                    for middle in (False, True) if number else (True,):  # before the first epoch, it is emptied
-                        kept = _restored(files, root, number, middle=middle)
-                        label = f"restored to {'the middle of ' if middle else 'before '}{number}, salt {salt}"
+                    for records in (0, 1, 2) if number else (1, 2):  # before the first epoch, it is emptied
+                        kept = _restored(files, root, number, records=records)
+                        label = f"restored to {RESTORED[records]} {number}, salt {salt}"
                         yield label, self._operated(state, "restored", kept, changed)
         other = f"{root}x"
         copy = {p.replace(root, other, 1): d for p, d in files.items()}
@@ -274,17 +274,19 @@ def _successor(setup: Setup) -> Setup:
     return replace(setup, driver=setup.driver + 100, query="q2", root="/t0", take_over=take_over)
 
 
-def _restored(files: dict[str, bytes], root: str, number: int, *, middle: bool) -> dict[str, bytes]:
-    """The whole checkpoint as it was before epoch `number`, or after its first prepare."""
-    records = sorted(path for path in files if path.startswith(f"{root}/twophase/"))
-    before = [path for path in records if _epoch_of(path, files[path]) < number]
-    length = len(before) + (1 if middle else 0)
-    kept = {path: files[path] for path in records[:length]}
+RESTORED = ("before", "after the first prepare of", "after the first two records of")
+
+
+def _restored(files: dict[str, bytes], root: str, number: int, *, records: int) -> dict[str, bytes]:
+    """The whole checkpoint as it was before epoch `number`, or after the first records of it."""
+    ledger = sorted(path for path in files if path.startswith(f"{root}/twophase/"))
+    before = [path for path in ledger if _epoch_of(path, files[path]) < number]
+    kept = {path: files[path] for path in ledger[: len(before) + records]}
     for path, data in files.items():
         name = path.rpartition("/")[2]
-        if path in records or not path.startswith(root):
+        if path in ledger or not path.startswith(root):
             continue
-        if int(name) < number or (middle and int(name) == number and "/offsets/" in path):
+        if int(name) < number or (records and int(name) == number and "/offsets/" in path):
             kept[path] = data
     return kept
 

@@ -404,4 +404,20 @@ MISTAKES: tuple[Mistake, ...] = (
         2,
         setup=Setup(0, deterministic=False),
     ),
+    Mistake(
+        "kept shares told by who drained",
+        swap(Coordinator, "_keeps_what_it_must", lambda _: lambda *__: True),
+        "recovers",
+        frozenset({"share dies", "rescaled"}),
+        2,
+        setup=Setup(0, sinks=("b",)),
+    ),
+    Mistake(
+        "shares of an unknown revision not noticed",
+        swap(recovery, "refuse_visible_without_decision", lambda _: nothing),
+        "4 once",
+        frozenset({"share dies", "crash", "restored"}),
+        3,
+        setup=Setup(0, sinks=("b",)),
+    ),
 )
