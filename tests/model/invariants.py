@@ -22,7 +22,8 @@ class Named(NamedTuple):
     query: str
     sink: str
     epoch: Epoch
-    revision: int
+    turn: int
+    """The how-manieth decision it is, of all that were ever taken: a restored ledger decides an epoch anew."""
     slot: int
     attempt: str
 
@@ -41,10 +42,10 @@ def _final_slots(decided: Decided) -> Mapping[tuple[str, str, Epoch], frozenset[
     newest: dict[tuple[str, str, Epoch], int] = {}
     for named in decided:
         place = (named.query, named.sink, named.epoch)
-        newest[place] = max(newest.get(place, 0), named.revision)
+        newest[place] = max(newest.get(place, 0), named.turn)
     return {
-        place: frozenset(n.slot for n in decided if (n.query, n.sink, n.epoch) == place and n.revision == revision)
-        for place, revision in newest.items()
+        place: frozenset(n.slot for n in decided if (n.query, n.sink, n.epoch) == place and n.turn == turn)
+        for place, turn in newest.items()
     }
 
 
@@ -84,7 +85,7 @@ def visible_in_slots(state: SlotState) -> Iterable[Visible]:
         yield Visible(t.owner.sink, t.owner, t.epoch, t.slot, str(t.attempt), t.values)
 
 
-def decided_by(record: bytes, path: str) -> Decided:
+def decided_by(record: bytes, path: str, before: Decided) -> Decided:
     """What a record that is being published decides."""
     number = int(path.rpartition("/")[2].partition(".")[0])
     content = decode(record, path=path, number=number)
@@ -92,8 +93,9 @@ def decided_by(record: bytes, path: str) -> Decided:
         return frozenset()
     decision = content.decision
     query = "q2" if path.startswith("/t") else "q"
+    turn = 1 + max((named.turn for named in before), default=0)
     return frozenset(
-        Named(query, name, decision.epoch, decision.revision, share.slot, str(share.attempt))
+        Named(query, name, decision.epoch, turn, share.slot, str(share.attempt))
         for name, sink in decision.sinks.items()
         for share in sink.shares
     )

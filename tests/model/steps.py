@@ -80,7 +80,7 @@ class Steps:
             return state, Returned(value)
         decided, newest = state.decided, state.newest
         if op.transition is objects.publish and "/twophase/" in op.arguments[0] and _is_newest(old, op.arguments[0]):
-            more = invariants.decided_by(op.arguments[1], op.arguments[0])
+            more = invariants.decided_by(op.arguments[1], op.arguments[0], decided)
             if more:
                 decided, newest = self._intern(decided | more), self._intern(more)
         changed: dict[str, Any] = {op.target: self._intern(new)}
