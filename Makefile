@@ -25,7 +25,7 @@ help: ## say what can be made
 	@echo 'ARGS="..." is passed on by test and model; EXTRAS=dev,all installs the vendor clients too.'
 	@echo 'Environment and caches: $(CACHE)'
 
-test: venv ## run the tests; no server is needed
+test: venv ## run the tests; needs Java, no server
 	$(PYTEST) $(ARGS)
 
 check: lint types borders ## run every check that is not a test of behaviour
