@@ -232,6 +232,8 @@ class Coordinator:
         decided_by = self.query.ledger.next_decision_id(tail)
         if standing.done:
             return prior or SinkDecision(decided_by, standing.joined, standing.base, standing.origin, ())
+        if self.query.sinks[name].capabilities.atomic and any(vote.share is None for vote in votes):
+            raise ProtocolViolation(f"sink {name!r} is written whole, and some of its tasks wrote nothing")
         shares = combined_shares(votes, () if prior is None else prior.shares)
         return SinkDecision(decided_by, standing.joined, standing.base, standing.origin, shares)
 
