@@ -241,7 +241,9 @@ class Explorer(Steps):
         # A sink may go once the newest decision is committed everywhere, as Spark's log says.
         settled = all(f"{setup.root}/commits/{named.epoch.number}" in files for named in state.newest)
         for name in setup.sinks if settled and len(setup.sinks) > 1 and self._may(state, "sink removed") else ():
-            changed = self._intern(replace(setup, sinks=tuple(other for other in setup.sinks if other != name)))
+            sinks = tuple(other for other in setup.sinks if other != name)
+            take_over = tuple((other, owner) for other, owner in setup.take_over if other != name)
+            changed = self._intern(replace(setup, sinks=sinks, take_over=take_over))
             yield f"sink {name} removed", self._struck(state._replace(next_setup=changed), "sink removed")
 
     def _operated(self, state: State, kind: str, files: dict[str, bytes], setup: Setup) -> State:

@@ -41,12 +41,17 @@ class Mistake:
     caught_by: str
     faults: frozenset[str] = frozenset()
     max_faults: int = 1
+    max_switches: int = 2
     setup: Setup = field(default_factory=lambda: Setup(0))
 
     @property
     def scenario(self) -> Scenario:
         return Scenario(
-            setup=self.setup, max_faults=self.max_faults if self.faults else 0, kinds=self.faults, seconds=60
+            setup=self.setup,
+            max_faults=self.max_faults if self.faults else 0,
+            max_switches=self.max_switches,
+            kinds=self.faults,
+            seconds=60,
         )
 
     @contextlib.contextmanager
@@ -108,7 +113,7 @@ def number_trusted_by_tasks(run_task: Any) -> Any:
 
 
 def number_trusted_by_commit(_: Any) -> Any:
-    return lambda self, number, votes: (votes[0].generation, votes[0].epoch)  # noqa: ARG005
+    return lambda self, number, votes, plan: (votes[0].generation, votes[0].epoch)  # noqa: ARG005
 
 
 def decided_after_commit(stack: ExitStack) -> None:
@@ -252,6 +257,9 @@ def nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+UNGUARDED = swap(Coordinator, "_keeps_what_it_must", lambda _: lambda *__: True)
+"""Some mistakes would be stopped by a later check, as refusals: without that check they show what they do."""
+
 ZOMBIE = frozenset({"second driver"})
 ONE_TRY = Setup(0, publish_tries=1)
 
@@ -306,13 +314,13 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "revision that drops a live share",
-        swap(recovery, "roll_forward", drop_live_shares),
+        several(swap(recovery, "roll_forward", drop_live_shares), UNGUARDED),
         "4 once",
         frozenset({"share dies"}),
     ),
     Mistake(
         "lost reply taken for a dead share",
-        swap(recovery, "roll_forward", unknown_is_dead),
+        several(swap(recovery, "roll_forward", unknown_is_dead), UNGUARDED),
         "4 once",
         frozenset({"crash", "lost reply"}),
         2,
@@ -363,14 +371,16 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "no check that the generation is still the newest",
         swap(Coordinator, "_read_own", any_tail_is_mine),
-        "1 decided before visible",
+        "5 delete only when certain",
         ZOMBIE,
+        max_switches=3,
     ),
     Mistake(
         "skipped because the target is at N or beyond",
         several(
             swap(coordinator, "judge", behind_is_done),
             swap(recovery, "refuse_visible_without_decision", lambda _: nothing),
+            UNGUARDED,
         ),
         "6 no loss",
         frozenset({"crash", "restored"}),
@@ -406,7 +416,7 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "kept shares told by who drained",
-        swap(Coordinator, "_keeps_what_it_must", lambda _: lambda *__: True),
+        UNGUARDED,
         "recovers",
         frozenset({"share dies", "rescaled"}),
         2,
