@@ -26,27 +26,6 @@ from twophase.vote import Vote
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table()
-
-
-@pytest.fixture
-def topic() -> Topic:
-    return Topic()
-
-
-@pytest.fixture(params=["atomic", "by slot"])
-def target(request: pytest.FixtureRequest, table: Table, topic: Topic) -> Target:
-    return table if request.param == "atomic" else topic
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, target: Target) -> Pipeline:
-    """A query with one sink, of either kind."""
-    return Pipeline(tmp_path / "checkpoint", {"s": target.sink()})
-
-
-@pytest.fixture
 def voted(pipeline: Pipeline) -> Pipeline:
     """A query whose first epoch has two votes."""
     pipeline.log(0)

@@ -33,27 +33,6 @@ from twophase.sinks.heap import HeapHandle
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table()
-
-
-@pytest.fixture
-def topic() -> Topic:
-    return Topic()
-
-
-@pytest.fixture(params=["atomic", "by slot"])
-def target(request: pytest.FixtureRequest, table: Table, topic: Topic) -> Target:
-    return table if request.param == "atomic" else topic
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, target: Target) -> Pipeline:
-    """A query with one sink, of either kind."""
-    return Pipeline(tmp_path / "checkpoint", {"s": target.sink()})
-
-
-@pytest.fixture
 def both(tmp_path: Path, table: Table, topic: Topic) -> Pipeline:
     """A query with a sink of each kind."""
     return Pipeline(tmp_path / "checkpoint", {"a": table.sink(), "b": topic.sink()})

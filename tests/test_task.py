@@ -26,21 +26,6 @@ from twophase.vote import Vote
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table()
-
-
-@pytest.fixture
-def topic() -> Topic:
-    return Topic()
-
-
-@pytest.fixture(params=["atomic", "by slot"])
-def target(request: pytest.FixtureRequest, table: Table, topic: Topic) -> Target:
-    return table if request.param == "atomic" else topic
-
-
-@pytest.fixture
 def pipeline(tmp_path: Path, target: Target) -> Pipeline:
     """A query whose first epoch is prepared."""
     pipeline = Pipeline(tmp_path / "checkpoint", {"s": target.sink()})
