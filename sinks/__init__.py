@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twophase.sinks.files.sink import FilesSink
     from twophase.sinks.heap import HeapSink
 
-_MODULE_OF = {"HeapSink": "twophase.sinks.heap"}
+_MODULE_OF = {"FilesSink": "twophase.sinks.files.sink", "HeapSink": "twophase.sinks.heap"}
 
-__all__ = ["HeapSink"]
+__all__ = ["FilesSink", "HeapSink"]
 
 
 def __getattr__(name: str) -> Any:

@@ -94,7 +94,7 @@ class FaultyPosix(Posix):
         self._paths[descriptor] = full
         return descriptor
 
-    def create(self, name: str, folder: int) -> int:
+    def create(self, name: str, folder: int | None = None) -> int:
         full = self._full(name, folder)
         descriptor = self._call(Operation("create", full), partial(super().create, name, folder))
         self._paths[descriptor] = full

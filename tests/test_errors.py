@@ -16,6 +16,7 @@ from twophase.errors import NotCommitted, OptionError, TwophaseError
 CONDITIONS = {
     "AlreadyDecided": "ALREADY_DECIDED",
     "CheckpointMismatch": "CHECKPOINT_MISMATCH",
+    "DataLost": "DATA_LOST",
     "Fenced": "FENCED",
     "LedgerCorrupt": "LEDGER_CORRUPT",
     "MissingExtra": "MISSING_EXTRA",
@@ -24,7 +25,11 @@ CONDITIONS = {
     "OutcomeUnknown": "OUTCOME_UNKNOWN",
     "ProtocolViolation": "PROTOCOL_VIOLATION",
     "ReplayDiffers": "REPLAY_DIFFERS",
+    "SchemaMismatch": "SCHEMA_MISMATCH",
+    "TableCorrupt": "TABLE_CORRUPT",
+    "TargetUnavailable": "TARGET_UNAVAILABLE",
     "TwophaseError": "TWOPHASE",
+    "Unreadable": "UNREADABLE",
 }
 
 

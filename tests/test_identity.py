@@ -30,7 +30,8 @@ def test_an_epoch_round_trips(number: int, offsets: str) -> None:
 def test_an_owner_round_trips_and_is_two_harmless_path_components(query: str, sink: str) -> None:
     owner = Owner(query, sink)
     text = str(owner)
-    assume(all(len(escape(name)) < LONGEST for name in (query, sink)))
+    # One that was cut may be two shorter than the longest: no half of an escape is left at the cut.
+    assume(all(len(escape(name)) < LONGEST - 2 for name in (query, sink)))
     assert Owner.parse(text) == owner
     assert text.isascii()
     assert text.count("/") == 1

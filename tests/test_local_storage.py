@@ -831,3 +831,106 @@ def test_what_does_not_end_in_a_name_is_neither_published_nor_renamed_nor_delete
 
 def test_a_storage_crosses_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(LocalStorage())) == LocalStorage()
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files() -> LocalStorage:
+    return LocalStorage()
+
+
+def test_what_was_written_to_a_new_file_is_read_back_from_any_position(files: LocalStorage, root: str) -> None:
+    with files.create(f"{root}/data") as file:
+        assert file.write(b"0123") == 4
+        assert file.write(memoryview(b"456")) == 3
+        assert file.tell() == 7
+    with files.open(f"file://{root}/data") as file:
+        file.seek(2)
+        assert file.read(3) == b"234"
+        file.seek(-1, os.SEEK_END)
+        assert file.read() == b"6"
+
+
+def test_a_new_file_never_replaces_and_never_creates_its_folder(files: LocalStorage, root: str) -> None:
+    files.create(f"{root}/data").close()
+    with pytest.raises(FileExistsError):
+        files.create(f"{root}/data")
+    with pytest.raises(FileNotFoundError):
+        files.create(f"{root}/missing/data")
+    assert os.listdir(root) == ["data"]
+
+
+def test_a_new_file_is_made_by_its_whole_path_so_that_a_renamed_folder_takes_none(root: str) -> None:
+    """By a descriptor of the folder it would land in whatever the folder is called by then."""
+    posix = FaultyPosix()
+    LocalStorage(posix).create(f"{root}/data").close()
+    assert [operation.verb for operation in posix.operations] == ["create", "fsync", "close"]
+    assert posix.operations[0].path == f"{root}/data"
+
+
+def test_after_any_power_cut_a_closed_file_in_a_synced_folder_is_whole(root: str) -> None:
+    posix = FaultyPosix()
+    storage = LocalStorage(posix)
+    storage.make_child(f"{root}/part")
+    with storage.create(f"{root}/part/data") as file:
+        file.write(b"content")
+    storage.sync(f"{root}/part")
+    storage.sync(root)
+    posix.note("closed")
+    states = list(CrashStates(root, tuple(posix.operations)))
+    assert any("part/data" not in state.files for state in states)
+    assert all(state.files["part/data"] == b"content" for state in states if state.notes)
+
+
+def test_an_error_while_making_a_file_durable_is_told_and_closes_it(root: str) -> None:
+    posix = FaultyPosix()
+    file = LocalStorage(posix).create(f"{root}/data")
+    file.write(b"x")
+    posix.fault = Fault(posix.calls, "EIO")
+    with pytest.raises(OSError, match="Input/output"):
+        file.close()
+    assert posix.fired == "fsync"
+    assert file.closed
+    file.close()
+    assert posix.operations[-1].verb == "close"
+
+
+def test_a_child_folder_is_made_in_a_folder_that_is_there_and_nowhere_else(files: LocalStorage, root: str) -> None:
+    files.make_child(f"{root}/a")
+    files.make_child(f"{root}/a")
+    with pytest.raises(FileNotFoundError):
+        files.make_child(f"{root}/missing/a")
+    Path(root, "file").touch()
+    with pytest.raises(FileExistsError):
+        files.make_child(f"{root}/file")
+    assert sorted(os.listdir(root)) == ["a", "file"]
+
+
+@pytest.mark.parametrize("when", ["before", "halfway", "after"])
+def test_publishing_through_another_folder_leaves_nothing_but_the_record(tmp_path: Path, when: When) -> None:
+    for at in range(40):
+        beside, inside = tmp_path / str(at), tmp_path / str(at) / "inside"
+        inside.mkdir(parents=True)
+        posix = FaultyPosix(Fault(at, "EIO", when))
+        storage = LocalStorage(posix)
+        with suppress(OSError):
+            storage.publish_through(f"{inside}/record", RECORD, through=str(beside))
+        assert [name for name in os.listdir(inside) if name != "record"] == []
+        if (inside / "record").exists():
+            assert (inside / "record").read_bytes() == RECORD
+        if posix.calls <= at:
+            return
+    pytest.fail("the calls never ended")
+
+
+def test_publishing_through_another_folder_never_creates_the_target_folder(files: LocalStorage, root: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.publish_through(f"{root}/missing/record", RECORD, through=root)
+    assert os.listdir(root) == []
+    Path(root, "inside").mkdir()
+    files.publish_through(f"{root}/inside/record", RECORD, through=root)
+    with pytest.raises(FileExistsError):
+        files.publish_through(f"{root}/inside/record", b"other", through=root)
+    assert snapshot(root) == {"inside": None, "inside/record": RECORD}

@@ -9,10 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twophase.connectors.for_each_batch import exactly_once
+    from twophase.connectors.registration import register
     from twophase.coordinator import Coordinator
     from twophase.errors import (
         AlreadyDecided,
         CheckpointMismatch,
+        DataLost,
         Fenced,
         LedgerCorrupt,
         MissingExtra,
@@ -21,7 +24,11 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         ProtocolViolation,
         ReplayDiffers,
+        SchemaMismatch,
+        TableCorrupt,
+        TargetUnavailable,
         TwophaseError,
+        Unreadable,
     )
     from twophase.ledger import Ledger
     from twophase.sink import Capabilities, Sink, Transaction
@@ -30,10 +37,13 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF = {
+    "twophase.connectors.for_each_batch": ("exactly_once",),
+    "twophase.connectors.registration": ("register",),
     "twophase.coordinator": ("Coordinator",),
     "twophase.errors": (
         "AlreadyDecided",
         "CheckpointMismatch",
+        "DataLost",
         "Fenced",
         "LedgerCorrupt",
         "MissingExtra",
@@ -42,7 +52,11 @@ _NAMES_OF = {
         "OutcomeUnknown",
         "ProtocolViolation",
         "ReplayDiffers",
+        "SchemaMismatch",
+        "TableCorrupt",
+        "TargetUnavailable",
         "TwophaseError",
+        "Unreadable",
     ),
     "twophase.ledger": ("Ledger",),
     "twophase.sink": ("Capabilities", "Sink", "Transaction"),
@@ -55,6 +69,7 @@ __all__ = [
     "Capabilities",
     "CheckpointMismatch",
     "Coordinator",
+    "DataLost",
     "Fenced",
     "Ledger",
     "LedgerCorrupt",
@@ -64,11 +79,17 @@ __all__ = [
     "OutcomeUnknown",
     "ProtocolViolation",
     "ReplayDiffers",
+    "SchemaMismatch",
     "Sink",
     "Source",
+    "TableCorrupt",
+    "TargetUnavailable",
     "Transaction",
     "TwophaseError",
+    "Unreadable",
     "__version__",
+    "exactly_once",
+    "register",
 ]
 
 

@@ -33,8 +33,11 @@ class Checkpoint:
 
     def newest(self) -> int | None:
         """The highest number in `offsets/`. Only a guess of what a running driver is about to do: another may log one more."""
-        names = [entry.name for entry in self.storage.list(f"{self.root}/offsets") if not entry.is_folder]
-        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+        return self._highest("offsets")
+
+    def newest_commit(self) -> int | None:
+        """The highest number in `commits/`."""
+        return self._highest("commits")
 
     def offsets_hash(self, number: int) -> str | None:
         """None if `offsets/N` is not there: never logged, or cleaned up by Spark."""
@@ -49,3 +52,7 @@ class Checkpoint:
         except FileNotFoundError:
             return False
         return True
+
+    def _highest(self, log: str) -> int | None:
+        names = [entry.name for entry in self.storage.list(f"{self.root}/{log}") if not entry.is_folder]
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)

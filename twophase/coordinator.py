@@ -15,6 +15,7 @@ reads the ledger. Spark (the checkpoint), storage (the ledger), the targets (the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,16 @@ class Coordinator:
         failpoints.hit("prepare.planned", owner=query.name, epoch=number)
         log.info("prepared", owner=query.name, epoch=number, generation=entered.prepare.generation)
         return EpochPlan(entered.prepare.generation, epoch, plans)
+
+    def plan_for(self, plan: EpochPlan, name: str, schema: pa.Schema, *, overwrite: bool = False) -> EpochPlan:
+        """The same plan, with one sink's part made for this schema: `foreachBatch` learns it only when a sink is written."""
+        sink_plan = plan.sinks[name]
+        if sink_plan.plan is None:
+            return plan
+        prepared = dataclasses.replace(sink_plan.plan.prepared, schema=schema, overwrite=overwrite)
+        with about(owner=self.query.name, epoch=plan.epoch.number):
+            made = dataclasses.replace(sink_plan, plan=self.query.sinks[name].prepare(prepared))
+        return dataclasses.replace(plan, sinks={**plan.sinks, name: made})
 
     def commit(self, number: int, votes: Sequence[Vote | None], *, plan: EpochPlan | None = None) -> None:
         """Decide epoch N by these votes, and commit it in every sink. Calling it again changes nothing.

@@ -106,6 +106,18 @@ class LedgerCorrupt(TwophaseError):
     condition = "LEDGER_CORRUPT"
 
 
+class TableCorrupt(TwophaseError):
+    """A table's manifest can't be read: torn, altered, foreign, or of a newer format. Nothing was guessed or written."""
+
+    condition = "TABLE_CORRUPT"
+
+
+class SchemaMismatch(TwophaseError):
+    """The rows do not fit the target: columns that it can't take, or that differ from what it has. Nothing was written."""
+
+    condition = "SCHEMA_MISMATCH"
+
+
 class ProtocolViolation(TwophaseError):
     """A call that the protocol forbids. Nothing was changed."""
 
@@ -120,6 +132,24 @@ class OptionError(TwophaseError):
     def __init__(self, message: str, *, problems: Sequence[str] = (), **about: Any):
         super().__init__(message, **about)
         self.problems = tuple(problems)
+
+
+class DataLost(TwophaseError):
+    """Rows of a range can't be read any more, or are no longer the rows they were. Nothing was read in their place."""
+
+    condition = "DATA_LOST"
+
+
+class Unreadable(TwophaseError):
+    """Data is there, but can't be read as rows of the schema: damaged, of another format, or of another type."""
+
+    condition = "UNREADABLE"
+
+
+class TargetUnavailable(TwophaseError):
+    """The target, or the ledger, can't be used now: no rights, no space, no connection. Nothing is lost; mend it and go on."""
+
+    condition = "TARGET_UNAVAILABLE"
 
 
 class MissingExtra(TwophaseError):

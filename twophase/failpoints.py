@@ -71,6 +71,9 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "sweep.before_abort": "One leftover is about to be aborted.",
         "ledger.before_compaction": "Records below the kept range are known; none is deleted yet.",
         "ledger.compacting": "One record below the kept range is deleted; others may follow.",
+        "files.sealed": "The staged folder of an epoch is sealed: no task can open a file in it any more.",
+        "files.manifest_published": "The manifest is in the sealed folder; the table does not have the epoch yet.",
+        "files.renamed": "The epoch is in the table.",
         # executor
         "task.before_begin": "The task has checked the epoch's number; the target knows nothing of the attempt.",
         "task.begun": "The attempt's transaction is open, and empty.",

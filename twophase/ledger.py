@@ -26,6 +26,7 @@ from twophase.errors import CheckpointMismatch, Fenced, LedgerCorrupt, OutcomeUn
 from twophase.identity import DecisionId, Epoch, Generation
 from twophase.log import Log
 from twophase.record import Decide, Enrolment, Prepare, Record, decode, encode
+from twophase.sink import Description
 from twophase.storage import Storage
 
 KEPT_RECORDS = 100
@@ -129,6 +130,16 @@ class Ledger:
         self._storage.sync(self._folder)
         return Tail(prepare, newest if isinstance(newest, Decide) else None)
 
+    def history(self) -> list[Record]:
+        """The records that are kept, oldest first: for people. Those that are deleted while this reads are left out."""
+        records = []
+        for number in self._numbers():
+            try:
+                records.append(self._record(number))
+            except FileNotFoundError:
+                continue
+        return records
+
     def prepare(
         self,
         tail: Tail | None,
@@ -137,6 +148,7 @@ class Ledger:
         epoch: Epoch,
         tasks: bool = True,
         replaces: tuple[str, ...] = (),
+        targets: Mapping[str, Description] | None = None,
     ) -> Prepare:
         """Publish a new generation after `tail`. Raises Fenced if another record came first.
 
@@ -165,6 +177,7 @@ class Ledger:
             replaces=tuple(dict.fromkeys(replaced)),
             decision=None if tail is None else tail.decision,
             written_ms=self._now_ms(),
+            targets=targets or {},
         )
         numbers = self._publish(record)
         self._compact(record, numbers)

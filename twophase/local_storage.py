@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import io
 import os
 import re
 import secrets
@@ -30,8 +31,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from twophase.storage import Entry
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{16}")
 _LISTINGS = 10
@@ -53,7 +58,7 @@ class Posix:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         return os.open(path, flags if inside is None else flags | os.O_NOFOLLOW, dir_fd=inside)
 
-    def create(self, name: str, folder: int) -> int:
+    def create(self, name: str, folder: int | None = None) -> int:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
 
     def write(self, file: int, data: memoryview) -> int:
@@ -112,11 +117,17 @@ class LocalStorage:
         return "file:///" + os.path.realpath(_local(path)).lstrip("/")
 
     def publish(self, path: str, data: bytes) -> None:
+        self._publish(path, data, _split(path)[1])
+
+    def publish_through(self, path: str, data: bytes, *, through: str) -> None:
+        self._publish(path, data, _local(through))
+
+    def _publish(self, path: str, data: bytes, through: str) -> None:
         target, parent, name = _split(path)
         if _TEMPORARY.fullmatch(name):
             raise ValueError(f"{path!r} is named as a temporary file: it would not be listed")
         temporary = f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
-        with self._folder(parent) as folder:
+        with self._folder(through) as folder:
             try:
                 identity = self._write(temporary, folder, data)
                 self._claim(temporary, folder, target, identity)
@@ -146,6 +157,22 @@ class LocalStorage:
             raise
         for parent in dict.fromkeys((new_parent, old_parent)):
             self._sync_names(parent, done=f"{source} is renamed to {target}")
+
+    def create(self, path: str) -> BinaryIO:
+        # By the whole path in one call: a descriptor of the folder would outlive the folder's renaming, and let a late
+        # writer into what has been sealed.
+        return cast(BinaryIO, _NewFile(self.posix, self.posix.create(_split(path)[0])))
+
+    def make_child(self, folder: str) -> None:
+        local = _split(folder)[0]
+        try:
+            self.posix.mkdir(local)
+        except FileExistsError:
+            if not os.path.isdir(local):
+                raise
+
+    def open(self, path: str) -> BinaryIO:
+        return open(_local(path), "rb")
 
     def read(self, path: str) -> bytes:
         return self.posix.read(_local(path))
@@ -311,6 +338,44 @@ class LocalStorage:
         finally:
             with suppress(OSError):  # nothing was written through it
                 self.posix.close(descriptor)
+
+
+class _NewFile(io.RawIOBase):
+    """A file that is being written. `close` makes its data durable, once."""
+
+    def __init__(self, posix: Posix, descriptor: int):
+        self._posix = posix
+        self._descriptor = descriptor
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Buffer, /) -> int:
+        """All of it: whoever writes Arrow buffers does not expect a part."""
+        rest = memoryview(data).cast("B")
+        length = len(rest)
+        while rest:
+            written = self._posix.write(self._descriptor, rest)
+            if written == 0:
+                raise OSError(errno.EIO, "nothing could be written")
+            rest = rest[written:]
+        self._position += length
+        return length
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self._posix.fsync(self._descriptor)
+        finally:
+            super().close()
+            # After the fsync an error here says nothing about the data; before it, the first error is the one to tell.
+            with suppress(OSError):
+                self._posix.close(self._descriptor)
 
 
 def _local(path: str) -> str:

@@ -11,7 +11,7 @@ from twophase.decision import Decision
 from twophase.errors import OptionError
 from twophase.identity import Epoch, Owner
 from twophase.ledger import Ledger, Tail
-from twophase.sink import CommitOrder, Sink, Status
+from twophase.sink import CommitOrder, Description, Sink, Status
 from twophase.standing import View
 
 AnySink = Sink[Any]
@@ -58,6 +58,10 @@ class Query:
 
     def owner(self, sink: str) -> Owner:
         return Owner(self.name, sink)
+
+    def targets(self) -> Mapping[str, Description]:
+        described = {name: sink.describe() for name, sink in self.sinks.items()}
+        return {name: description for name, description in described.items() if description is not None}
 
     def statuses(self, *, settled: bool) -> Mapping[str, Status]:
         return {name: sink.status(self.owner(name), settled=settled) for name, sink in self.sinks.items()}

@@ -22,6 +22,7 @@ from typing import Any
 from twophase.decision import Decision
 from twophase.errors import LedgerCorrupt
 from twophase.identity import Epoch, Generation
+from twophase.sink import Description
 from twophase.vote import canonical_json
 
 RECORD_FORMAT = 1
@@ -54,13 +55,17 @@ class Prepare:
     decision: Decision | None = None
     """The newest decision. Only the newest can be open."""
     written_ms: int = 0
+    targets: Mapping[str, Description] = field(default_factory=dict)
+    """What this generation writes to, by sink name, as far as the sinks can be described: for people, and for recovery."""
 
     @property
     def generation(self) -> Generation:
         return Generation(self.ledger, self.number)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        # Left out when empty: format 1 was first written without it, and is read either way.
+        targets = {name: {"format": each.format, "options": dict(each.options)} for name, each in self.targets.items()}
+        return ({"targets": targets} if targets else {}) | {
             "kind": "prepare",
             "number": self.number,
             "nonce": self.nonce,
@@ -89,6 +94,10 @@ class Prepare:
             replaces=tuple(str(ledger) for ledger in data["replaces"]),
             decision=None if data["decision"] is None else Decision.from_json(data["decision"]),
             written_ms=int(data["written_ms"]),
+            targets={
+                str(name): Description(str(each["format"]), {str(k): str(v) for k, v in each["options"].items()})
+                for name, each in data.get("targets", {}).items()
+            },
         )
 
 

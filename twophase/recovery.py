@@ -110,7 +110,8 @@ def publish_generation(
     query: Query, tail: Tail | None, epoch: Epoch, *, tasks: bool, replaces: tuple[str, ...] = ()
 ) -> tuple[Prepare, Found]:
     """Publish, and fence older generations out of every target. Also returns what is staged there."""
-    prepare = query.ledger.prepare(tail, query=query.name, epoch=epoch, tasks=tasks, replaces=replaces)
+    targets = query.targets()
+    prepare = query.ledger.prepare(tail, query=query.name, epoch=epoch, tasks=tasks, replaces=replaces, targets=targets)
     failpoints.hit("prepare.published", owner=query.name, epoch=epoch.number)
     if fence(query, prepare) and not _is_ahead(prepare, found := leftovers(query)):
         return prepare, found
@@ -119,7 +120,9 @@ def publish_generation(
     require_newest(query, prepare)
     log.warning("the ledger was restored from an older copy", owner=query.name, generation=prepare.generation)
     restored = Tail(prepare, None)
-    prepare = query.ledger.prepare(restored, query=query.name, epoch=epoch, tasks=tasks, replaces=(prepare.ledger,))
+    prepare = query.ledger.prepare(
+        restored, query=query.name, epoch=epoch, tasks=tasks, replaces=(prepare.ledger,), targets=targets
+    )
     fence(query, prepare)
     return prepare, leftovers(query)
 

@@ -60,6 +60,14 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Description:
+    """A sink as data: the format that it is used by in Spark, and the options that make it."""
+
+    format: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Marker:
     """ "Owner is at this epoch", stored in the target atomically with the data: the truth about what is visible."""
 
@@ -203,6 +211,14 @@ class Sink(ABC, Generic[H]):
         """What it writes to, so that two sinks of one query on one line of epochs are noticed; None if it can't say."""
         return None
 
+    def describe(self) -> Description | None:
+        """How another process can build this sink again; None if none can.
+
+        It is kept in the ledger, so that `twophase inspect` and `twophase recover` find the target of a query that is not
+        running. A secret is in it by reference or not at all.
+        """
+        return None
+
     @abstractmethod
     def fence(self, owner: Owner, generation: Generation) -> None:
         """Keep older generations of this ledger out, as far as the target can.
@@ -212,7 +228,10 @@ class Sink(ABC, Generic[H]):
         """
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
-        """Ready the target for the tasks. Driver, after recovery and before any task begins."""
+        """Ready the target for the tasks. Driver, after recovery and before any task begins.
+
+        Called a second time where the schema of what is written becomes known only later (`foreachBatch`).
+        """
         return Plan(prepared)
 
     @abstractmethod

@@ -19,7 +19,7 @@ Paths are absolute, with `/` between their parts, in the storage's own terms.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 
 @dataclass(frozen=True, order=True)
@@ -66,4 +66,30 @@ class Storage(Protocol):
 
     def sync(self, folder: str) -> None:
         """Make every name now in `folder` durable. Whoever acts on a name that it read calls this first."""
+        ...
+
+
+class FileStorage(Storage, Protocol):
+    """A storage that also holds data: what a table of files needs beyond what a ledger does."""
+
+    def publish_through(self, path: str, data: bytes, *, through: str) -> None:
+        """As `publish`, but the temporary file lies in the folder `through`, of the same file system: so none is ever left
+        in the folder of `path`, which may be about to become visible."""
+        ...
+
+    def create(self, path: str) -> BinaryIO:
+        """A new file to write to; FileExistsError if the name is taken, FileNotFoundError if its folder is not there.
+
+        Never creates a folder: a late writer whose folder was renamed away must fail. When `close` returns, the data is
+        durable; the name is after a `sync` of the folder.
+        """
+        ...
+
+    def make_child(self, folder: str) -> None:
+        """Create one folder in a folder that is there, or raise FileNotFoundError; an existing one is fine. Durable after
+        a `sync` of its parent."""
+        ...
+
+    def open(self, path: str) -> BinaryIO:
+        """A file to read from, at any position."""
         ...

@@ -1,0 +1,1 @@
+"""Tables of files: one folder an epoch, made visible by one rename."""

@@ -1,0 +1,380 @@
+"""FilesSink: a table of files, exactly once, for readers that know nothing of twophase.
+
+::
+
+    begin, write     files in <parent>/.<table>.twophase/<owner>/<N>.<generation>/
+    pre-commit       closed and fsynced, with their folders
+    commit           seal ─► compare ─► manifest ─► rename to <table>/epoch=<position>     (publication.py)
+    abort            rename away, then delete                                              (staging.py)
+
+The mechanism: one rename that never replaces shows all files of an epoch at once, together with the manifest that says whose
+epoch it is and by which decision. The highest epoch's manifest is the marker.
+
+The guarantee: `spark.read.parquet(path)`, DuckDB and pyarrow datasets see whole committed epochs, each once, at any moment. An
+epoch survives kill -9 and power cuts from the vote on. One owner at a time; a second one is refused.
+
+What it can't do: work on object stores, which have no rename; replace what is there (complete mode); hide its manifest from
+DuckDB's `**` (see file_table.py). It needs a file system with RENAME_NOREPLACE, on which table and staging are together.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from twophase.errors import Fenced, NotCommitted, OptionError
+from twophase.file_table import PROBE_IN_TABLE, DataFile, FileTable, Manifest, TableForm, open_table
+from twophase.identity import Generation, Owner
+from twophase.options import key_of, option, parse
+from twophase.sink import (
+    WHOLE,
+    Capabilities,
+    CommitOrder,
+    Description,
+    Leftover,
+    Marker,
+    Outcome,
+    Plan,
+    PreparedEpoch,
+    Share,
+    Sink,
+    Status,
+    TakeOver,
+    Task,
+)
+from twophase.sinks.files import staging, table_schema
+from twophase.sinks.files.publication import Publication
+from twophase.sinks.files.staging import PROBE, SEALED, TAKE_OVER, StagedFolder, owner_folder
+from twophase.sinks.files.table_schema import SchemaChange
+from twophase.sinks.files.transaction import FilesHandle, FilesTransaction
+from twophase.sinks.files.writers import CODECS, DEFAULT_CODEC, FileStyle
+from twophase.storage import FileStorage
+
+FileFormat = Literal["parquet", "json", "csv"]
+TEMPORARY_LIVES_S = 3600.0
+_NO_RENAME = {
+    errno.EXDEV: "and what is beside it is on another file system: choose a folder below a mount point, not the mount point",
+    errno.EOPNOTSUPP: "whose file system can't rename a folder without replacing: choose another one",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesOptions:
+    """The options of `twophase-files`, for writing."""
+
+    path: str = option(doc="The table's folder: a local path, or `file:///…`.")
+    file_format: FileFormat = option(doc="What its files are.", default="parquet")
+    partition_by: tuple[str, ...] = option(doc="Columns that become folders, outermost first.", default=())
+    compression: str | None = option(
+        doc="The codec: for parquet `snappy` (default), `gzip`, `zstd`, `lz4` or `none`; for json and csv `none` (default) "
+        "or `gzip`.",
+        default=None,
+    )
+    schema_change: SchemaChange = option(
+        doc="What to do when columns differ from the table's: take added ones (`add`), none (`refuse`), or any change (`any`).",
+        default="add",
+    )
+    header: bool = option(doc="Whether csv files begin with a line of column names.", default=False)
+
+    def problems(self) -> Iterable[str]:
+        codecs = CODECS[self.file_format]
+        if self.compression is not None and self.compression.lower() not in codecs:
+            yield f"compression is {self.compression!r}, not one of {', '.join(codecs)}, which {self.file_format} files can have"
+        if self.header and self.file_format != "csv":
+            yield "header is for csv files only"
+        if len(set(self.partition_by)) < len(self.partition_by):
+            yield "partitionBy names a column twice"
+
+    @property
+    def style(self) -> FileStyle:
+        codec = CODECS[self.file_format][(self.compression or DEFAULT_CODEC[self.file_format]).lower()]
+        return FileStyle(self.file_format, codec, self.header)
+
+
+class FilesSink(Sink[FilesHandle]):
+    """A table of files: one line of epochs, one owner at a time.
+
+    Parameters
+    ----------
+    path:
+        The table's folder. A relative one is taken from the current folder, now.
+    file_format, partition_by, compression, schema_change, header:
+        As the options of `FilesOptions`.
+    storage:
+        What the path is in; chosen by the path if None.
+    """
+
+    capabilities = Capabilities(atomic=True, several_owners=False, ordered=True)
+    handle_type = FilesHandle
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        file_format: FileFormat = "parquet",
+        partition_by: Sequence[str] = (),
+        compression: str | None = None,
+        schema_change: SchemaChange = "add",
+        header: bool = False,
+        storage: FileStorage | None = None,
+    ):
+        self._table = open_table(path) if storage is None else FileTable(storage, path)
+        self._options = FilesOptions(
+            path=self._table.path,
+            file_format=file_format,
+            partition_by=tuple(partition_by),
+            compression=compression,
+            schema_change=schema_change,
+            header=header,
+        )
+        problems = [
+            f"{name} is {value!r}, not one of {', '.join(get_args(choices))}"
+            for name, value, choices in (
+                ("fileFormat", file_format, FileFormat),
+                ("schemaChange", schema_change, SchemaChange),
+            )
+            if value not in get_args(choices)
+        ]
+        problems = problems or list(self._options.problems())
+        if problems:
+            raise OptionError("; ".join(problems), problems=problems)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> FilesSink:
+        """By options as Spark hands them over: text, with keys in any case."""
+        given = parse(FilesOptions, options, ignore=("checkpointLocation", "queryName"))
+        return cls(
+            given.path,
+            file_format=given.file_format,
+            partition_by=given.partition_by,
+            compression=given.compression,
+            schema_change=given.schema_change,
+            header=given.header,
+        )
+
+    def describe(self) -> Description:
+        options = self._options
+        given = {
+            "path": options.path,
+            "file_format": options.file_format,
+            "partition_by": ",".join(options.partition_by),
+            "compression": options.compression or "",
+            "schema_change": options.schema_change,
+            "header": "true" if options.header else "",
+        }
+        return Description("twophase-files", {key_of(name): text for name, text in given.items() if text})
+
+    @property
+    def table(self) -> FileTable:
+        return self._table
+
+    @property
+    def target(self) -> str:
+        return self._table.path
+
+    # ---- driver, before the tasks ----
+
+    def fence(self, owner: Owner, generation: Generation) -> None:
+        """Nothing to do: the folders of older generations are swept, and a task without its folder can't write.
+
+        But a table that was moved by a later record of the same ledger knows that the ledger was restored.
+        """
+        staging.refuse_cut_name(owner)
+        newest = self._table.newest()
+        if newest is None:
+            return
+        moved_by = Generation.parse(newest.marker.by)  # a decision, or a take-over's generation: both are records
+        if moved_by.ledger == generation.ledger and moved_by.number >= generation.number:
+            raise Fenced(f"the table was moved by record {moved_by}, and this is generation {generation}")
+
+    def prepare(self, prepared: PreparedEpoch) -> Plan:
+        """Check the columns, and make the folder that the tasks write to."""
+        if prepared.overwrite:
+            problem = "a table of files can't be replaced by each epoch (complete mode): use append, or foreachBatch"
+            raise OptionError(problem, problems=[problem], owner=str(prepared.owner), epoch=prepared.epoch.number)
+        newest = self._table.newest()
+        known = None if newest is None else newest.form
+        form = TableForm(self._options.file_format, self._options.partition_by, prepared.schema)
+        table_schema.after(known, form, self._options.schema_change)
+        staged = self._staged(prepared.owner, prepared.epoch.number, prepared.generation)
+        if newest is None:
+            self._table.storage.make_folder(self._table.path)
+        self._make_staged(staged)
+        if newest is None:
+            self._try_rename(staged)
+        return Plan(prepared, {"table": known, "form": form})
+
+    def _make_staged(self, folder: StagedFolder) -> None:
+        storage, parent = self._table.storage, owner_folder(self._table, folder.owner)
+        try:
+            storage.make_child(folder.path(self._table))
+            storage.sync(parent)
+        except FileNotFoundError:
+            storage.make_folder(folder.path(self._table))
+        storage.sweep_temporary(parent, TEMPORARY_LIVES_S)
+
+    def _try_rename(self, folder: StagedFolder) -> None:
+        """A new table is refused where no epoch could be committed: better now than after the first decision."""
+        storage, source = self._table.storage, folder.as_(PROBE).path(self._table)
+        target = f"{self._table.path}/{PROBE_IN_TABLE}-{folder.generation}"
+        storage.make_child(source)
+        try:
+            storage.rename(source, target)
+        except FileExistsError:
+            pass  # by an earlier prepare of this generation
+        except OSError as error:
+            cause = _NO_RENAME.get(error.errno or 0)
+            if cause is None:
+                raise
+            problem = f"path is {self._table.path}, {cause}"
+            raise OptionError(problem, problems=[problem]) from error
+        finally:
+            storage.delete(source)
+            storage.delete(target)
+
+    # ---- executor ----
+
+    def begin(self, plan: Plan, task: Task) -> FilesTransaction:
+        prepared = plan.prepared
+        folder = self._staged(prepared.owner, prepared.epoch.number, prepared.generation).path(self._table)
+        return FilesTransaction(
+            self._table.storage,
+            folder,
+            plan.details["table"],
+            plan.details["form"],
+            self._options.style,
+            self._options.schema_change,
+            task,
+        )
+
+    # ---- driver, after the votes ----
+
+    def alive(self, order: CommitOrder[FilesHandle]) -> Mapping[int, str]:
+        dead: dict[int, str] = {}
+        lengths: dict[str, dict[str, int]] = {}
+        for share in order.shares:
+            staged = self._staged(order.owner, order.epoch.number, share.attempt.generation).path(self._table)
+            for name, length in share.handle.bytes.items():
+                parent, _, file = f"{staged}/{name}".rpartition("/")
+                if parent not in lengths:
+                    lengths[parent] = {entry.name: entry.length for entry in self._table.storage.list(parent)}
+                found = lengths[parent].get(file)
+                if found != length:
+                    dead[share.slot] = f"{name} is gone" if found is None else f"{name} has {found} bytes, not {length}"
+        return dead
+
+    def commit(self, order: CommitOrder[FilesHandle]) -> Outcome:
+        publication = self._publication(order)
+        newest = self._table.newest()
+        marker = None if newest is None else newest.marker
+        if marker != order.origin:
+            if _is_in_line(newest, publication.manifest) and publication.is_visible():
+                return Outcome.ALREADY_COMMITTED
+            if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
+                raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
+            raise Fenced(f"the table is at {_shown(marker)}, and the decision moves it from {_shown(order.origin)}")
+        return publication.publish()
+
+    def _publication(self, order: CommitOrder[FilesHandle]) -> Publication:
+        if not order.shares:
+            raise NotCommitted("a decision without shares can't be committed")
+        kept = _kept(order.shares)
+        files = {name: DataFile(name, size, s.handle.rows[name]) for s in kept for name, size in s.handle.bytes.items()}
+        first = min(order.shares, key=lambda share: share.slot)
+        staged = self._staged(order.owner, order.epoch.number, first.attempt.generation)
+        return Publication(
+            table=self._table,
+            manifest=Manifest(order.marker, first.handle.table_form(), _sorted(files), written_ms=_now_ms()),
+            staged=staged.path(self._table),
+            sealed=staged.as_(SEALED).path(self._table),
+            through=owner_folder(self._table, order.owner),
+            slots={name: share.slot for share in order.shares for name in share.handle.bytes},
+        )
+
+    def abort(self, owner: Owner, leftovers: Sequence[Leftover[FilesHandle]]) -> None:
+        for whose, generation in {(left.owner or owner, left.generation): None for left in leftovers}:
+            staging.drop(self._table, whose, generation)
+
+    def mark(self, share: Share[FilesHandle]) -> str:
+        return str(share.attempt.generation)
+
+    # ---- recovery ----
+
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        newest = self._table.newest()
+        if newest is None:
+            return Status()
+        self._table.make_durable(newest.marker)
+        if newest.marker.owner == owner:
+            return Status({WHOLE: newest.marker})
+        return Status({WHOLE: newest.marker}, own=self._own(owner))
+
+    def _own(self, owner: Owner) -> Marker | None:
+        for position in reversed(self._table.positions()):
+            marker = self._table.manifest(position).marker
+            if marker.owner == owner:
+                return marker
+        return None
+
+    def leftovers(self, owner: Owner) -> Iterable[Leftover[FilesHandle]]:
+        return [
+            Leftover(
+                generation=staged.generation,
+                mark=str(staged.generation),
+                what=f"folder {staged.path(self._table)} of epoch {staged.number}",
+                owner=staged.owner,
+            )
+            for staged in staging.staged_folders(self._table)
+        ]
+
+    def take_over(self, order: TakeOver) -> None:
+        newest = self._table.newest()
+        form = TableForm(self._options.file_format, self._options.partition_by)
+        marker, owner = order.marker, order.marker.owner
+        staged = self._staged(owner, marker.epoch.number, Generation.parse(marker.by)).as_(TAKE_OVER)
+        publication = Publication(
+            table=self._table,
+            manifest=Manifest(marker, newest.form if newest else form, (), order.origin.owner, _now_ms()),
+            staged=None,
+            sealed=staged.path(self._table),
+            through=owner_folder(self._table, owner),
+            slots={},
+        )
+        if newest is None or newest.marker != order.origin:
+            if _is_in_line(newest, publication.manifest) and publication.is_visible():
+                return
+            found = _shown(None if newest is None else newest.marker)
+            raise Fenced(f"the table is at {found}, and the take-over moves it from {_shown(order.origin)}")
+        self._table.storage.make_folder(staged.path(self._table))
+        try:
+            publication.publish()
+        except NotCommitted as error:
+            raise Fenced(f"the take-over was swept by another: {error.message}") from error
+
+    def _staged(self, owner: Owner, number: int, generation: Generation) -> StagedFolder:
+        return StagedFolder(owner, number, generation)
+
+
+def _kept(shares: Sequence[Share[FilesHandle]]) -> list[Share[FilesHandle]]:
+    """Whose files go into the epoch: those with rows; if nobody has any, slot 0, whose file says the columns."""
+    with_rows = [share for share in shares if share.handle.row_count > 0]
+    return with_rows or [share for share in shares if share.slot == 0]
+
+
+def _sorted(files: Mapping[str, DataFile]) -> tuple[DataFile, ...]:
+    return tuple(files[name] for name in sorted(files))
+
+
+def _is_in_line(newest: Manifest | None, manifest: Manifest) -> bool:
+    return newest is not None and newest.position >= manifest.position
+
+
+def _shown(marker: Marker | None) -> str:
+    return "no epoch" if marker is None else f"epoch {marker.epoch} of {marker.owner} by {marker.by}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
