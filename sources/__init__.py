@@ -1,3 +1,27 @@
-"""Replayable sources: one origin a module, each with its vendor's client and without pyspark."""
+"""Replayable sources: one origin a module, each with its vendor's client and without pyspark.
 
-__all__: list[str] = []
+Names are resolved at first use, so that importing one source never needs another one's extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase.sources.files import FilesSource
+
+_MODULE_OF = {"FilesSource": "twophase.sources.files"}
+
+__all__ = ["FilesSource"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -38,8 +38,11 @@ class Journal(Source[Split]):
     def earliest(self) -> str:
         return json.dumps(self.forgotten)
 
-    def latest(self, start: str, limit: ReadLimit = NO_LIMIT) -> str:
-        first, end = int(json.loads(start)), len(self.rows)
+    def newest(self) -> str:
+        return json.dumps(len(self.rows))
+
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
+        first, end = int(json.loads(start)), int(json.loads(until or self.newest()))
         limits = [limit.rows, None if limit.bytes is None else limit.bytes // ROW_BYTES]
         for most in (most for most in limits if most is not None):
             end = min(end, first + max(1, most))

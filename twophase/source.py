@@ -39,10 +39,15 @@ class Source(ABC, Generic[S]):
         """The offset before the oldest row that can still be read."""
 
     @abstractmethod
-    def latest(self, start: str, limit: ReadLimit = NO_LIMIT) -> str:
+    def newest(self) -> str:
+        """The offset after the newest row that can be read now, whatever the limits: durable, as that of `latest`."""
+
+    @abstractmethod
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
         """An end for a range that begins at `start`: durable and replayable from the moment that this returns.
 
-        At least one unit of progress is made if there is any, however small the limit.
+        At least one unit of progress is made if there is any, however small the limit. Never past `until`, if it is given:
+        Spark's trigger availableNow reads what was there when it began, in as many epochs as the limits make of it.
         """
 
     @abstractmethod
