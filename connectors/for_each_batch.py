@@ -1,0 +1,247 @@
+"""`twophase.exactly_once`: sinks for `foreachBatch`, several of them in one decision.
+
+::
+
+    def route(batch, epoch):
+        epoch.write("orders", batch.where("kind = 'order'"))
+        epoch.write("refunds", batch.where("kind = 'refund'"))
+
+    sinks = {"orders": FilesSink("/data/orders"), "refunds": FilesSink("/data/refunds")}
+    df.writeStream.foreachBatch(twophase.exactly_once(route, **sinks)).option("checkpointLocation", …).start()
+
+The mechanism: prepare before the function, a Spark job for each `write` whose tasks vote, one decision for all sinks when the
+function has returned, then every sink commits. Only the votes of winning attempts come back from a job. After a crash Spark
+calls the function again for the same epoch; a sink that has the epoch already is not written a second time.
+
+The guarantee is the formats', for each sink, and for all of them together: after recovery an epoch is in every sink or in none.
+The batch is persisted when several sinks may read it, so that rand() or uuid() can't differ between them; an executor that is
+lost takes its part of that with it, so a plan that is not deterministic is still best made so.
+
+What it can't do: what the function does beside `epoch.write` is its own affair, and happens again with every replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from twophase.connectors.explained import explained
+from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
+from twophase.connectors.stream_writer import epoch_number
+from twophase.coordinator import Coordinator
+from twophase.errors import OptionError, ProtocolViolation
+from twophase.log import Log
+from twophase.options import parse
+from twophase.plan import EpochPlan
+from twophase.query import AnySink
+from twophase.sink import Sink
+from twophase.task import run_task
+from twophase.vote import Vote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_QUERY_ID = "sql.streaming.queryId"
+
+log = Log("twophase.exactly_once")
+
+
+class EpochWriter:
+    """What a function for `foreachBatch` is handed: writes DataFrames to the sinks of this epoch."""
+
+    def __init__(self, coordinator: Coordinator, plan: EpochPlan):
+        self._coordinator = coordinator
+        self._plan = plan
+        self._votes: dict[str, list[Vote]] = {}
+        self._open = True
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch: Spark's batch id."""
+        return self._plan.epoch.number
+
+    @property
+    def plan(self) -> EpochPlan:
+        return self._plan
+
+    @property
+    def votes(self) -> list[Vote]:
+        return [vote for votes in self._votes.values() for vote in votes]
+
+    def write(self, name: str, df: DataFrame) -> None:
+        """Write these rows to the sink of this name, as its whole share of the epoch: invisible until the epoch is committed."""
+        with explained(epoch=self.number):
+            self._require_writable(name)
+            self._votes[name] = []
+            self._plan = self._coordinator.plan_for(self._plan, name, to_arrow_schema(df.schema))
+        task = WriteTask(self._coordinator.query.sinks[name], name, self._plan)
+        rows = df.mapInArrow(task, "vote string").collect()
+        self._votes[name] = [Vote.from_text(row.vote) for row in rows]
+
+    def close(self) -> None:
+        """After the function has returned: a DataFrame that it kept can't be written any more."""
+        self._open = False
+
+    def _require_writable(self, name: str) -> None:
+        sinks = self._coordinator.query.sinks
+        if not self._open:
+            raise ProtocolViolation(f"epoch {self.number} is over: write to it before the function returns")
+        if name not in sinks:
+            raise ProtocolViolation(
+                f"there is no sink {name!r} in this query: its sinks are {', '.join(sorted(sinks))}"
+            )
+        if name in self._votes:
+            raise ProtocolViolation(
+                f"the sink {name!r} was written twice in one epoch: write it once, with the union of what you have"
+            )
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """One task of a write: run by `mapInArrow`, on an executor."""
+
+    sink: AnySink
+    name: str
+    plan: EpochPlan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None:
+            raise ProtocolViolation("a task was run outside of Spark")
+        slot = context.partitionId()
+        with explained(slot=slot):
+            vote = run_task(
+                self.sink,
+                self.name,
+                self.plan,
+                batches,
+                number=epoch_number(context),
+                slot=slot,
+                task_id=context.taskAttemptId(),
+                now_ms=now_ms,
+            )
+        yield pa.record_batch({"vote": [vote.to_text()]})
+
+
+EpochFunction = Callable[["DataFrame", EpochWriter], object]
+
+
+@dataclass(frozen=True)
+class ExactlyOnce:
+    """A function for `foreachBatch`. Made by `exactly_once`."""
+
+    function: EpochFunction
+    sinks: Mapping[str, AnySink]
+    query_options: QueryOptions = field(default_factory=QueryOptions)
+    take_over: Mapping[str, str] = field(default_factory=dict)
+
+    def options(self, *, takeOver: Mapping[str, str] | str | None = None, **options: str) -> ExactlyOnce:
+        """The same with these options of the query: owner, ledger, movedFrom; takeOver by sink name."""
+        if "checkpointlocation" in map(str.lower, options):
+            problem = "set checkpointLocation as an option of the query: df.writeStream.option('checkpointLocation', …)"
+            raise OptionError(problem, problems=[problem])
+        if isinstance(takeOver, str):
+            if len(self.sinks) > 1:
+                problem = f"takeOver needs the sink's name too, here: takeOver={{name: {takeOver!r}}}"
+                raise OptionError(problem, problems=[problem])
+            take_over: Mapping[str, str] = dict.fromkeys(self.sinks, takeOver)
+        else:
+            take_over = takeOver or self.take_over
+        return dataclasses.replace(self, query_options=parse(QueryOptions, options), take_over=take_over)
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        with explained(epoch=number):
+            location = _checkpoint_location(batch.sparkSession)
+            options = dataclasses.replace(self.query_options, checkpoint_location=location)
+            coordinator = Coordinator(query_of(options, self.sinks, self.take_over))
+            epoch = EpochWriter(coordinator, coordinator.prepare(number))
+        several = len(self.sinks) > 1
+        if several:
+            batch.persist()
+        try:
+            self.function(batch, epoch)
+            epoch.close()
+            with explained(epoch=number):
+                coordinator.commit(number, epoch.votes, plan=epoch.plan)
+        except Exception as error:
+            epoch.close()
+            _abort(coordinator, number, epoch, error)
+            raise
+        finally:
+            if several:
+                batch.unpersist()
+
+
+def exactly_once(function: EpochFunction | AnySink, /, **sinks: AnySink) -> ExactlyOnce:
+    """Make a function for `foreachBatch` that writes every epoch to its sinks exactly once.
+
+    Parameters
+    ----------
+    function:
+        Called as ``function(batch, epoch)``: writes to the sinks by ``epoch.write(name, df)``, each at most once; one that is
+        not written gets an empty share. Or a sink, which is then given every batch as it is.
+    **sinks:
+        The sinks by name. A name is part of who owns the target: keep it.
+
+    Examples
+    --------
+    >>> df.writeStream.foreachBatch(twophase.exactly_once(FilesSink("/data/orders")))  # doctest: +SKIP
+    """
+    if isinstance(function, Sink):
+        if sinks:
+            raise TypeError(
+                "exactly_once(sink) writes to that sink alone: name several, and give a function that writes to them"
+            )
+        return ExactlyOnce(_write_as_it_is, {SINK: function})
+    if not callable(function):
+        raise TypeError(f"exactly_once wants a function or a sink, not {type(function).__name__}")
+    given: Mapping[str, object] = sinks
+    strange = [name for name, sink in given.items() if not isinstance(sink, Sink)]
+    if strange or not sinks:
+        raise TypeError(
+            f"not a sink: {', '.join(strange)}" if strange else "exactly_once needs at least one sink, by name"
+        )
+    return ExactlyOnce(function, sinks)
+
+
+def _write_as_it_is(batch: DataFrame, epoch: EpochWriter) -> None:
+    epoch.write(SINK, batch)
+
+
+def _checkpoint_location(spark: SparkSession) -> str:
+    """The checkpoint of the query that is calling us."""
+    session: Any = spark
+    java = getattr(session, "_jsparkSession", None)
+    if java is None:
+        problem = (
+            "twophase.exactly_once can't run through Spark Connect, which does not let it see the query's checkpoint: use a "
+            "format (twophase.register), or a classic session"
+        )
+        raise OptionError(problem, problems=[problem])
+    query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
+    if query_id is None:
+        raise ProtocolViolation(
+            "exactly_once was called outside of a streaming query: give it to writeStream.foreachBatch"
+        )
+    # Of the shared state: the session of a batch is a copy of the query's, and does not know the query.
+    virtual_machine: Any = spark.sparkContext._jvm
+    running = java.sharedState().activeStreamingQueries()
+    query = running.get(virtual_machine.java.util.UUID.fromString(query_id))
+    if query is None:
+        raise ProtocolViolation(f"Spark knows no running query {query_id}: give exactly_once to writeStream.foreachBatch")
+    return str(query.resolvedCheckpointRoot())
+
+
+def _abort(coordinator: Coordinator, number: int, epoch: EpochWriter, error: Exception) -> None:
+    """Clean up if it is certain that nothing was decided; what went wrong first is what the user must see."""
+    try:
+        coordinator.abort(number, epoch.votes)
+    except Exception as second:  # noqa: BLE001 - what is left over is swept by the next prepare
+        log.warning("could not clean up", owner=coordinator.query.name, epoch=number, why=repr(second))
+        error.add_note(f"and what it staged could not be cleaned up: {second!r}")
