@@ -1,0 +1,212 @@
+"""`foreachBatch(twophase.exactly_once(…))` through a real Spark: several sinks in one decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import twophase
+from integration_tests.crash.chain import residue_of
+from integration_tests.crash.orders import compare
+from integration_tests.streams import Place, failure_of, orders, run, write, write_by
+from twophase.connectors.for_each_batch import EpochWriter
+from twophase.sinks import FilesSink
+
+
+def split(batch: DataFrame, epoch: EpochWriter) -> None:
+    epoch.write("even", batch.where("id % 2 = 0"))
+    epoch.write("odd", batch.where("id % 2 = 1"))
+
+
+def sinks_of(place: Place) -> dict[str, FilesSink]:
+    return {"even": FilesSink(str(place.root / "even")), "odd": FilesSink(str(place.root / "odd"))}
+
+
+def differences(place: Place) -> list[object]:
+    even = [i for i in place.ids if i % 2 == 0]
+    odd = [i for i in place.ids if i % 2 == 1]
+    found = [compare(even, place.root / "even"), compare(odd, place.root / "odd")]
+    return [difference for difference in found if difference]
+
+
+def epochs_of(table: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("epoch=")) for path in table.glob("epoch=*"))
+
+
+def test_a_sink_is_given_every_batch_as_it_is(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+
+    run(write_by(twophase.exactly_once(FilesSink(str(place.table))), orders(spark, place), place))
+
+    assert not place.difference()
+    assert residue_of(place.table) == []
+
+
+def test_a_query_may_change_from_the_format_to_foreach_batch_and_back(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+    run(write(orders(spark, place), place))
+    place.add_orders(2)
+    run(write_by(twophase.exactly_once(FilesSink(str(place.table))), orders(spark, place), place))
+    place.add_orders(2)
+    run(write(orders(spark, place), place))
+
+    assert not place.difference()
+    assert place.epochs() == [0, 1, 2]
+
+
+def test_several_sinks_have_the_same_epochs(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+
+    run(write_by(twophase.exactly_once(split, **sinks_of(place)), orders(spark, place), place))
+
+    assert differences(place) == []
+    assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == [0, 1]
+
+
+def test_a_replayed_epoch_is_not_written_again_to_any_sink(spark: SparkSession, place: Place) -> None:
+    function = twophase.exactly_once(split, **sinks_of(place))
+    place.add_orders(4)
+    run(write_by(function, orders(spark, place), place))
+    place.forget_commit(1)
+    place.add_orders(2)
+
+    run(write_by(function, orders(spark, place), place))
+
+    assert differences(place) == []
+
+
+def test_random_values_are_the_same_in_every_sink(spark: SparkSession, place: Place) -> None:
+    """The batch is persisted when several sinks read it."""
+    place.add_orders(2)
+    rows = orders(spark, place).selectExpr("id", "uuid() as name", "amount")
+
+    def both(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("even", batch)
+        epoch.write("odd", batch)
+
+    run(write_by(twophase.exactly_once(both, **sinks_of(place)), rows, place))
+
+    even, odd = (
+        ds.dataset(place.root / name, format="parquet", partitioning="hive").to_table(columns=["id", "name"])
+        for name in ("even", "odd")
+    )
+    assert even.num_rows == len(place.ids)
+    assert even.sort_by("id").equals(odd.sort_by("id"))
+
+
+def test_a_sink_that_is_not_written_gets_an_empty_epoch(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+
+    def sometimes(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("even", batch.where("id % 2 = 0"))
+        if epoch.number == 1:
+            epoch.write("odd", batch.where("id % 2 = 1"))
+
+    run(write_by(twophase.exactly_once(sometimes, **sinks_of(place)), orders(spark, place), place))
+
+    assert not compare([i for i in place.ids if i % 2 == 0], place.root / "even")
+    assert not compare([i for i in place.ids if i % 2 == 1 and i >= 100], place.root / "odd")
+    assert epochs_of(place.root / "odd") == [0, 1]
+
+
+def test_a_sink_that_is_written_twice_is_an_error_and_nothing_is_visible(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+
+    def twice(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("even", batch)
+        epoch.write("even", batch)
+
+    said = failure_of(write_by(twophase.exactly_once(twice, **sinks_of(place)), orders(spark, place), place))
+
+    assert "written twice in one epoch" in said
+    assert epochs_of(place.root / "even") == []
+    assert residue_of(place.root / "even") == []
+
+
+def test_an_unknown_sink_is_an_error_that_names_the_known_ones(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+
+    def stray(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("evn", batch)
+
+    said = failure_of(write_by(twophase.exactly_once(stray, **sinks_of(place)), orders(spark, place), place))
+
+    assert "its sinks are even, odd" in said
+
+
+def test_a_function_that_fails_makes_nothing_visible_and_the_next_run_writes_it(
+    spark: SparkSession, place: Place
+) -> None:
+    place.add_orders(2)
+
+    def fail(batch: DataFrame, epoch: EpochWriter) -> None:
+        split(batch, epoch)
+        raise RuntimeError("after both were written")
+
+    said = failure_of(write_by(twophase.exactly_once(fail, **sinks_of(place)), orders(spark, place), place))
+    assert "after both were written" in said
+    assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
+    assert residue_of(place.root / "even") == residue_of(place.root / "odd") == []
+
+    run(write_by(twophase.exactly_once(split, **sinks_of(place)), orders(spark, place), place))
+    assert differences(place) == []
+
+
+def test_aggregations_in_update_mode_work(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+    totals = orders(spark, place).selectExpr("id % 2 as parity").groupBy("parity").count()
+
+    run(write_by(twophase.exactly_once(FilesSink(str(place.table))), totals, place, mode="update"))
+
+    read = spark.read.parquet(str(place.table)).orderBy("epoch", "parity").collect()
+    assert [(row.epoch, row.parity, row["count"]) for row in read] == [(0, 0, 50), (0, 1, 50), (1, 0, 100), (1, 1, 100)]
+
+
+def test_a_query_without_a_checkpoint_location_is_refused(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+    writer = orders(spark, place).writeStream.foreachBatch(twophase.exactly_once(FilesSink(str(place.table))))
+
+    said = failure_of(writer.trigger(availableNow=True).start())
+
+    assert "checkpointLocation is missing" in said
+    assert place.epochs() == []
+
+
+def test_a_sink_that_leaves_the_query_in_an_open_epoch_is_asked_for(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+    run(write_by(twophase.exactly_once(split, **sinks_of(place)), orders(spark, place), place))
+    place.forget_commit(0)
+    only = {"even": sinks_of(place)["even"]}
+
+    said = failure_of(
+        write_by(
+            twophase.exactly_once(lambda batch, epoch: epoch.write("even", batch), **only), orders(spark, place), place
+        )
+    )
+
+    assert "start the query once with the old sinks" in said
+    assert differences(place) == []
+
+
+def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+    sink = FilesSink(str(tmp_path / "t"))
+    for function, sinks, says in (
+        ("orders", {}, "a function or a sink"),
+        (split, {}, "at least one sink"),
+        (split, {"even": "/data"}, "not a sink: even"),
+        (sink, {"more": sink}, "alone"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            twophase.exactly_once(function, **sinks)  # type: ignore[arg-type]
+
+
+def test_options_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    made = twophase.exactly_once(FilesSink(str(tmp_path / "t")))
+
+    with pytest.raises(twophase.OptionError, match="did you mean movedFrom"):
+        made.options(movedFrm="/x")
+    with pytest.raises(twophase.OptionError, match="option of the query"):
+        made.options(checkpointLocation="/x")

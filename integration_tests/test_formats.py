@@ -1,0 +1,153 @@
+"""`writeStream.format("twophase-files")` through a real Spark: what a pipeline meets that is not a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import twophase
+from integration_tests.crash.chain import residue_of
+from integration_tests.crash.orders import compare
+from integration_tests.streams import SCHEMA, Place, orders, run, write
+
+
+def test_a_table_holds_every_row_once_and_one_folder_an_epoch(spark: SparkSession, place: Place) -> None:
+    place.add_orders(6)
+
+    run(write(orders(spark, place), place))
+
+    assert not place.difference()
+    assert place.epochs() == [0, 1, 2]
+    assert residue_of(place.table) == []
+    assert spark.read.parquet(str(place.table)).count() == len(place.ids)
+
+
+def test_a_query_that_is_started_again_goes_on_where_it_was(spark: SparkSession, place: Place) -> None:
+    for _ in range(3):
+        place.add_orders(2)
+        run(write(orders(spark, place), place))
+
+    assert not place.difference()
+    assert place.epochs() == [0, 1, 2]
+
+
+def test_two_queries_in_one_driver_do_not_disturb_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    first, second = Place(tmp_path / "first"), Place(tmp_path / "second")
+    first.add_orders(8)
+    second.add_orders(6)
+
+    queries = [write(orders(spark, place, files_per_epoch=1), place) for place in (first, second)]
+    for query in queries:
+        run(query)
+
+    assert not first.difference()
+    assert not second.difference()
+
+
+def test_epochs_and_tasks_without_rows_are_ordinary(spark: SparkSession, place: Place) -> None:
+    place.add_orders(6)
+    some = orders(spark, place).where("id >= 250")  # the last task of the last epoch alone
+
+    run(write(some, place))
+
+    assert not compare([i for i in place.ids if i >= 250], place.table)
+    assert place.epochs() == [0, 1, 2]
+
+
+def test_a_table_of_empty_epochs_has_a_schema(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+
+    run(write(orders(spark, place).where("id < 0"), place))
+
+    read = spark.read.parquet(str(place.table))
+    assert read.count() == 0
+    assert {"id", "name", "amount"} <= set(read.columns)
+
+
+def test_a_replay_with_another_number_of_partitions_writes_each_row_once(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+    run(write(orders(spark, place).repartition(2), place))
+    place.add_orders(2)
+    run(write(orders(spark, place).repartition(3), place))
+    place.forget_commit(1)
+    place.add_orders(2)
+
+    run(write(orders(spark, place).repartition(5), place))
+
+    assert not place.difference()
+
+
+def test_a_task_that_fails_and_is_retried_leaves_one_copy(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+
+    def stumble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        yield from batches
+        if context is not None and context.attemptNumber() == 0 and context.partitionId() == 1:
+            raise RuntimeError("this attempt was to fail, after it wrote all its rows")
+
+    stumbling = orders(spark, place).mapInArrow(stumble, SCHEMA)
+
+    run(write(stumbling, place))
+
+    assert not place.difference()
+    assert residue_of(place.table) == []
+
+
+def test_partition_by_of_the_writer_reaches_the_sink(spark: SparkSession, place: Place) -> None:
+    """Spark drops it without a word for Python sinks: a pipeline would lose its partitioning by changing its format."""
+    place.add_orders(2)
+    rows = orders(spark, place).selectExpr("*", "id % 3 as third")
+    writer = rows.writeStream.format("twophase-files").partitionBy("third")
+
+    run(writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True).start(str(place.table)))
+
+    assert {path.name for path in place.table.glob("epoch=0/*/")} == {"third=0", "third=1", "third=2"}
+    assert not place.difference()
+    assert spark.read.parquet(str(place.table)).where("third = id % 3").count() == len(place.ids)
+
+
+def test_pipelines_chain_table_to_table(spark: SparkSession, place: Place) -> None:
+    place.add_orders(6)
+    run(write(orders(spark, place), place))
+    second = Place(place.root / "second")
+    second.ids = place.ids
+    table = spark.readStream.format("twophase-files").option("maxEpochsPerTrigger", 1).load(str(place.table))
+
+    run(write(table, second))
+
+    assert not second.difference()
+    assert second.epochs() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv"])
+def test_other_file_formats_are_read_back_by_spark(spark: SparkSession, place: Place, file_format: str) -> None:
+    place.add_orders(2)
+
+    header = {"header": "true"} if file_format == "csv" else {}
+
+    run(write(orders(spark, place), place, {"fileFormat": file_format, **header}))
+
+    read = spark.read.format(file_format).option("header", "true").schema("id bigint, name string, amount double")
+    rows = read.load(str(place.table)).orderBy("id").collect()
+    assert [(row.id, row.name, row.amount) for row in rows] == [(i, f"order {i} ½", i / 4) for i in place.ids]
+
+
+def test_registering_twice_changes_nothing(spark: SparkSession) -> None:
+    assert twophase.register(spark) == twophase.register(spark)
+    assert "twophase-files" in twophase.register(spark)
+
+
+def test_a_table_is_a_pyarrow_dataset_of_whole_epochs(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+    run(write(orders(spark, place), place))
+
+    data = ds.dataset(place.table, format="parquet", partitioning="hive")
+
+    assert sorted(data.to_table(columns=["id"])["id"].to_numpy()) == place.ids
