@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types borders format model clean venv
+.PHONY: help test check lint types borders format docs model demo clean venv java
 
 ARGS ?=
 EXTRAS ?= dev
@@ -45,11 +45,24 @@ format: venv ## mend style and format where ruff can
 	"$(BIN)/ruff" check --fix .
 	"$(BIN)/ruff" format .
 
+docs: venv ## write docs/options.md anew from the option classes
+	@"$(BIN)/python" -m tools.options_page
+
 model: venv ## search the protocol's model to a larger bound
 	"$(BIN)/python" -m tests.model $(ARGS)
 
+demo: java venv ## kill a pipeline four times, and count its rows; about five minutes
+	@"$(BIN)/python" -m examples.demo
+
 clean: ## remove the environment and all caches of this checkout
 	rm -rf "$(CACHE)"
+
+# Before the environment is made: whoever lacks Java should learn it at once.
+java:
+	@if ! command -v java > /dev/null && [ -z "$$JAVA_HOME" ]; then \
+		echo 'This runs Spark, which needs Java 17 or newer: install a JRE (on Debian: apt install default-jre-headless).' >&2; \
+		exit 1; \
+	fi
 
 # The stamp holds what was installed. It is removed before an installation begins and written when it is complete: an
 # environment without it is begun again from nothing. The lock is for two makes at once.
