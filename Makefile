@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types borders format docs model demo clean venv java
+.PHONY: help test check lint types borders format docs model crash-matrix demo clean venv java
 
 ARGS ?=
 EXTRAS ?= dev
@@ -20,7 +20,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 PYTEST := "$(BIN)/python" -m pytest -o cache_dir="$(CACHE)/pytest"
 
 help: ## say what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'ARGS="..." is passed on by test and model; EXTRAS=dev,all installs the vendor clients too.'
 	@echo 'Environment and caches: $(CACHE)'
@@ -50,6 +50,9 @@ docs: venv ## write docs/options.md anew from the option classes
 
 model: venv ## search the protocol's model to a larger bound
 	"$(BIN)/python" -m tests.model $(ARGS)
+
+crash-matrix: java venv ## kill real queries at every step of the protocol; about half an hour
+	$(PYTEST) -m crash_matrix integration_tests $(ARGS)
 
 demo: java venv ## kill a pipeline four times, and count its rows; about five minutes
 	@"$(BIN)/python" -m examples.demo

@@ -6,7 +6,8 @@ each kill the target must hold whole epochs only; at the end it must hold every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from integration_tests.crash.orders import ROWS_PER_FILE, compare, write_orders
 from integration_tests.crash.program import QueryDescription
 from integration_tests.crash.reader import polling
 from integration_tests.crash.victim import TIMEOUT_S, run_to_the_end, victim
-from twophase.failpoints import Fault, Hit, arm, trace
+from twophase.failpoints import Fault, Hit, arm
 
 
 @dataclass(frozen=True)
@@ -24,46 +25,65 @@ class Kill:
     point: str
     hit: int = 2
 
-    @property
-    def epochs(self) -> int:
-        """How many epochs the run may finish before it dies, at most."""
-        return self.hit
-
     def __str__(self) -> str:
         return f"{self.point}#{self.hit}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table, and which of the source's ids belong into it."""
+
+    table: Path
+    takes: Callable[[int], bool] = lambda _: True
+    share: float = 1.0
+    """The part of an epoch's rows that it takes."""
 
 
 @dataclass(frozen=True)
 class ChainResult:
     fired: tuple[Hit, ...]
     polls: int
-    epochs: int
+
+
+def targets_of(told: QueryDescription) -> list[Target]:
+    if told.way != "function":
+        return [Target(Path(told.table))]
+    assert told.second is not None
+    return [
+        Target(Path(told.table), lambda i: i % 2 == 0, share=0.5),
+        Target(Path(told.second), lambda i: i % 2 == 1, share=0.5),
+    ]
 
 
 def run_chain(told: QueryDescription, kills: Sequence[Kill], folder: Path) -> ChainResult:
     """Kill the query at each of these steps, let it come to its end, and compare source and target row by row."""
-    files = told.files_per_epoch * (sum(kill.epochs for kill in kills) + 2)
-    expected = write_orders(Path(told.input), files)
-    failpoints = folder / "failpoints"
+    expected = write_orders(Path(told.input), told.files_per_epoch * (sum(kill.hit for kill in kills) + 2))
+    failpoints, targets = folder / "failpoints", targets_of(told)
+    ids_per_epoch = told.files_per_epoch * ROWS_PER_FILE
     fired = []
-    table = Path(told.table)
-    with polling(table, told.files_per_epoch * ROWS_PER_FILE) as reader:
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(polling(target.table, ids_per_epoch, int(target.share * ids_per_epoch)))
+            for target in targets
+        ]
         for kill in kills:
             arm(failpoints, Fault(kill.point, "pause", kill.hit, timeout_s=300))
             with victim(told, folder, failpoints=failpoints) as driver:
                 fired.append(driver.wait_for_hit(failpoints, kill.point, "pause", timeout_s=TIMEOUT_S))
-            assert not reader.faults, f"after the kill at {kill}: {reader.faults[:3]}"
+            for reader in readers:
+                assert not reader.faults, f"after the kill at {kill}: {reader.faults[:3]}"
         arm(failpoints)
         result = run_to_the_end(told, folder, failpoints=failpoints)
         assert "error" not in result, result["error"]
-        reader.look()
-    assert not reader.faults, reader.faults[:3]
-    difference = compare(expected, table)
-    assert not difference, difference
-    assert not residue_of(table), residue_of(table)
-    assert [hit.point for hit in fired] == [kill.point for kill in kills]
-    assert trace(failpoints), "the last run did not see the failpoints: were any of the others armed?"
-    return ChainResult(tuple(fired), reader.polls, len(list(table.glob("epoch=*"))))
+        for reader in readers:
+            reader.look()
+    for target, reader in zip(targets, readers, strict=True):
+        assert not reader.faults, reader.faults[:3]
+        difference = compare([i for i in expected if target.takes(i)], target.table)
+        assert not difference, difference
+        assert residue_of(target.table) == []
+    assert [(hit.point, hit.hit) for hit in fired] == [(kill.point, kill.hit) for kill in kills]
+    return ChainResult(tuple(fired), min(reader.polls for reader in readers))
 
 
 def residue_of(table: Path) -> list[str]:

@@ -14,8 +14,9 @@ from integration_tests.crash.orders import rows_of
 class PollingReader:
     """Knows only the rows: every id belongs to an epoch by its number, and an epoch is visible whole or not at all."""
 
-    def __init__(self, table: Path, rows_per_epoch: int):
+    def __init__(self, table: Path, ids_per_epoch: int, rows_per_epoch: int):
         self._table = table
+        self._ids_per_epoch = ids_per_epoch
         self._rows_per_epoch = rows_per_epoch
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,7 +43,7 @@ class PollingReader:
         """One poll: whole epochs, each row once, the epochs a prefix, and never fewer rows than before."""
         ids = [row[0] for row in rows_of(self._table)]
         self.polls += 1
-        epochs = Counter(i // self._rows_per_epoch for i in set(ids))
+        epochs = Counter(i // self._ids_per_epoch for i in set(ids))
         torn = {epoch: count for epoch, count in epochs.items() if count != self._rows_per_epoch}
         if torn:
             self.faults.append(f"part of an epoch: {torn}")
@@ -56,8 +57,8 @@ class PollingReader:
 
 
 @contextmanager
-def polling(table: Path, rows_per_epoch: int) -> Iterator[PollingReader]:
-    reader = PollingReader(table, rows_per_epoch)
+def polling(table: Path, ids_per_epoch: int, rows_per_epoch: int) -> Iterator[PollingReader]:
+    reader = PollingReader(table, ids_per_epoch, rows_per_epoch)
     reader.start()
     try:
         yield reader
