@@ -16,8 +16,8 @@ time-out               look, then try again; OutcomeUnknown if storage keeps sil
 =====================  ==========================================================================================
 
 What goes into the epoch is a function of the order alone, so that two committers do the same. The manifest's temporary file is
-written beside the folder, never in it. The folder is looked through a second time right before the rename: a task that was
-inside its `open` while the folder was sealed could have made a file a moment later.
+written beside the folder, never in it. The folder is looked through a second time right before the rename, and a third time after
+it: a task that was inside its `open` while the folder was sealed could have made a file a moment later.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from dataclasses import dataclass
 from twophase import failpoints
 from twophase.errors import Fenced, NotCommitted, OutcomeUnknown, TableCorrupt
 from twophase.file_table import MANIFEST, FileTable, Manifest
+from twophase.log import Log
 from twophase.sink import Marker, Outcome
 
 _TRIES = 3
+
+log = Log("twophase.sinks.files")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Publication:
             return Outcome.ALREADY_COMMITTED
         outcome = self._show()
         failpoints.hit("files.renamed", owner=owner, epoch=number)
+        self._remove_strangers()
         return outcome
 
     @property
@@ -187,6 +191,15 @@ class Publication:
                 if self.is_visible():
                     return Outcome.COMMITTED
         raise self._unknown("rename the epoch into the table", silence)
+
+    def _remove_strangers(self) -> None:
+        """What a task made in the folder after it was looked through is in the epoch now, and must not stay."""
+        destination = self.table.folder(self.manifest.position)
+        named = {MANIFEST, *(file.name for file in self.manifest.files)}
+        found, _ = _walk(self.table, destination)
+        for name in found.keys() - named:
+            log.warning("removed a late file from an epoch", owner=self.marker.owner, file=f"{destination}/{name}")
+            self.table.storage.delete(f"{destination}/{name}")
 
     def _gone(self) -> NotCommitted:
         every = sorted(set(self.slots.values()))
