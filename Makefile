@@ -2,9 +2,10 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types borders format docs model crash-matrix demo clean venv java
+.PHONY: help test check lint types borders format docs model crash-matrix bench demo clean venv java
 
 ARGS ?=
+TARGET ?=
 EXTRAS ?= dev
 
 # A checksum, and not the path itself: make can't handle a space in a path.
@@ -53,6 +54,9 @@ model: venv ## search the protocol's model to a larger bound
 
 crash-matrix: java venv ## kill real queries at every step of the protocol; about half an hour
 	$(PYTEST) -m crash_matrix integration_tests $(ARGS)
+
+bench: java venv ## measure beside what people had before; TARGET=files for one target
+	"$(BIN)/python" -m benchmarks $(TARGET) --out "$(CACHE)/bench" $(ARGS)
 
 demo: java venv ## kill a pipeline four times, and count its rows; about five minutes
 	@"$(BIN)/python" -m examples.demo

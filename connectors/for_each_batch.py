@@ -23,14 +23,15 @@ What it can't do: what the function does beside `epoch.write` is its own affair,
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained
 from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
 from twophase.connectors.stream_writer import epoch_number
@@ -60,6 +61,7 @@ class EpochWriter:
         self._plan = plan
         self._votes: dict[str, list[Vote]] = {}
         self._open = True
+        self._lock = threading.Lock()
 
     @property
     def number(self) -> int:
@@ -76,11 +78,12 @@ class EpochWriter:
 
     def write(self, name: str, df: DataFrame) -> None:
         """Write these rows to the sink of this name, as its whole share of the epoch: invisible until the epoch is committed."""
-        with explained(epoch=self.number):
+        # The function may write its sinks from several threads; each job then runs beside the others.
+        with explained(epoch=self.number), self._lock:
             self._require_writable(name)
             self._votes[name] = []
-            self._plan = self._coordinator.plan_for(self._plan, name, to_arrow_schema(df.schema))
-        task = WriteTask(self._coordinator.query.sinks[name], name, self._plan)
+            self._plan = plan = self._coordinator.plan_for(self._plan, name, arrow_schema(df.schema))
+        task = WriteTask(self._coordinator.query.sinks[name], name, plan)
         rows = df.mapInArrow(task, "vote string").collect()
         self._votes[name] = [Vote.from_text(row.vote) for row in rows]
 
@@ -138,28 +141,35 @@ class ExactlyOnce:
 
     function: EpochFunction
     sinks: Mapping[str, AnySink]
-    query_options: QueryOptions = field(default_factory=QueryOptions)
-    take_over: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the query, by key in lower case."""
 
-    def options(self, *, takeOver: Mapping[str, str] | str | None = None, **options: str) -> ExactlyOnce:
-        """The same with these options of the query: owner, ledger, movedFrom; takeOver by sink name."""
-        if "checkpointlocation" in map(str.lower, options):
+    def options(self, **options: Any) -> ExactlyOnce:
+        """The same with these options of the query too: owner, ledger, movedFrom, and takeOver as {sink name: owner}."""
+        given = {**self.given, **{key.lower(): value for key, value in options.items()}}
+        if "checkpointlocation" in given:
             problem = "set checkpointLocation as an option of the query: df.writeStream.option('checkpointLocation', …)"
             raise OptionError(problem, problems=[problem])
-        if isinstance(takeOver, str):
+        made = dataclasses.replace(self, given=given)
+        made.parsed()
+        return made
+
+    def parsed(self) -> tuple[QueryOptions, Mapping[str, str]]:
+        """The options of the query, and the owners that it replaces, by sink name."""
+        replaced = self.given.get("takeover", {})
+        if isinstance(replaced, str):
             if len(self.sinks) > 1:
-                problem = f"takeOver needs the sink's name too, here: takeOver={{name: {takeOver!r}}}"
+                problem = f"takeOver needs the sink's name too, here: takeOver={{name: {replaced!r}}}"
                 raise OptionError(problem, problems=[problem])
-            take_over: Mapping[str, str] = dict.fromkeys(self.sinks, takeOver)
-        else:
-            take_over = takeOver or self.take_over
-        return dataclasses.replace(self, query_options=parse(QueryOptions, options), take_over=take_over)
+            replaced = dict.fromkeys(self.sinks, replaced)
+        return parse(QueryOptions, {key: value for key, value in self.given.items() if key != "takeover"}), replaced
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         with explained(epoch=number):
             location = _checkpoint_location(batch.sparkSession)
-            options = dataclasses.replace(self.query_options, checkpoint_location=location)
-            coordinator = Coordinator(query_of(options, self.sinks, self.take_over))
+            options, take_over = self.parsed()
+            options = dataclasses.replace(options, checkpoint_location=location)
+            coordinator = Coordinator(query_of(options, self.sinks, take_over))
             epoch = EpochWriter(coordinator, coordinator.prepare(number))
         several = len(self.sinks) > 1
         if several:
@@ -234,7 +244,9 @@ def _checkpoint_location(spark: SparkSession) -> str:
     running = java.sharedState().activeStreamingQueries()
     query = running.get(virtual_machine.java.util.UUID.fromString(query_id))
     if query is None:
-        raise ProtocolViolation(f"Spark knows no running query {query_id}: give exactly_once to writeStream.foreachBatch")
+        raise ProtocolViolation(
+            f"Spark knows no running query {query_id}: give exactly_once to writeStream.foreachBatch"
+        )
     return str(query.resolvedCheckpointRoot())
 
 

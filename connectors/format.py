@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained
 from twophase.connectors.partition_by import with_partition_by
 from twophase.connectors.stream_reader import AnySource, StreamReader
@@ -45,7 +46,7 @@ class Format(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         with explained():
-            return StreamReader(self.make_source(self._given(), to_arrow_schema(schema)))
+            return StreamReader(self.make_source(self._given(), arrow_schema(schema)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         with explained():

@@ -82,7 +82,7 @@ def inspect(location: str, *, ledger: str | None = None) -> Inspection:
         ledger_id=None if tail is None else tail.prepare.ledger,
         newest_offsets=checkpoint.newest(),
         newest_commit=checkpoint.newest_commit(),
-        verdict=_verdict(checkpoint, tail, sinks),
+        verdict=_verdict(query, tail, sinks),
         epochs=tuple(_epoch_lines(checkpoint, query.ledger.history())),
         sinks=tuple(sinks),
     )
@@ -202,17 +202,23 @@ def _marker(status: Status) -> str:
     return "; ".join(shown[:4]) + (f" and {len(shown) - 4} slots more" if len(shown) > 4 else "")
 
 
-def _verdict(checkpoint: Checkpoint, tail: Tail | None, sinks: list[SinkLine]) -> str:
+def _verdict(query: Query, tail: Tail | None, sinks: list[SinkLine]) -> str:
     """One sentence: what a person at 3 a.m. needs to know first."""
     if tail is None:
         return "The query has written nothing through twophase yet."
-    number = tail.prepare.epoch.number
+    if tail.prepare.location != query.ledger.location:
+        return f"The checkpoint was copied or moved from {tail.prepare.location}: the query is refused here without movedFrom."
     if any(sink.problem for sink in sinks):
         return "Part of it can't be seen from here: see the problems below."
-    if tail.decide is not None and any(sink.open for sink in sinks):
+    decision, checkpoint = tail.decision, query.checkpoint
+    if decision is not None and any(sink.open for sink in sinks):
+        number = decision.epoch.number
+        if checkpoint.is_committed(number):
+            return f"A target lacks epoch {number}, which is logged as committed: it was emptied, moved or restored."
         return f"Epoch {number} is decided, and not visible everywhere: starting the query, or `twophase recover`, makes it so."
+    number = tail.prepare.epoch.number
     if checkpoint.is_committed(number):
         return f"Epoch {number} is committed everywhere, and Spark has logged it."
-    if tail.decide is not None:
+    if decision is not None and decision.epoch == tail.prepare.epoch:
         return f"Epoch {number} is committed everywhere; Spark has not logged it, and will replay it without writing it again."
     return f"Epoch {number} was begun and not decided: nothing of it is visible, and Spark will run it again."

@@ -24,9 +24,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained
 from twophase.connectors.query_options import KEYS, SINK, QueryOptions, now_ms, query_of
 from twophase.coordinator import Coordinator
@@ -126,7 +126,7 @@ def prepared_writer(target: StreamTarget, schema: StructType, *, overwrite: bool
             "Spark has logged no epoch before its tasks: the continuous trigger is not supported; use a micro-batch trigger",
             owner=query.name,
         )
-    schemas = {SINK: to_arrow_schema(schema)}
+    schemas = {SINK: arrow_schema(schema)}
     return StreamWriter(target, Coordinator(query).prepare(number, schemas=schemas, overwrite=overwrite))
 
 

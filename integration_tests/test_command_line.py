@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,21 @@ def test_inspect_shows_epochs_markers_and_sparks_logs(spark: SparkSession, place
     assert str(place.table) in text
 
 
+def test_inspect_says_that_a_table_was_emptied_and_that_a_checkpoint_was_copied(
+    spark: SparkSession, place: Place
+) -> None:
+    place.add_orders(2)
+    run(write(orders(spark, place), place))
+    copy = place.copy_checkpoint("copy")
+
+    assert said_by("inspect", str(copy)).startswith(
+        f"The checkpoint was copied or moved from file://{place.checkpoint}"
+    )
+
+    shutil.rmtree(place.table)
+    assert said_by("inspect", str(place.checkpoint)).startswith("A target lacks epoch 0, which is logged as committed")
+
+
 def test_inspect_changes_nothing(spark: SparkSession, place: Place) -> None:
     place.add_orders(2)
     run(write(orders(spark, place), place))
@@ -77,8 +93,9 @@ def test_recover_settles_a_dead_query_so_that_nothing_is_left_to_do(tmp_path: Pa
     assert dead["sinks"][0]["open"] is True
     assert len(compare(expected, table).lost) == 100
 
-    said_by("recover", str(checkpoint))
+    said = said_by("recover", str(checkpoint))
 
+    assert said.startswith("Epoch 1 is committed everywhere; Spark has not logged it")
     assert not compare(expected, table)
     assert residue_of(table) == []
     assert inspected(checkpoint)["sinks"][0]["open"] is False

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import twophase
 from integration_tests.crash.chain import residue_of
 from integration_tests.crash.orders import compare
-from integration_tests.streams import SCHEMA, Place, orders, run, write
+from integration_tests.streams import SCHEMA, Place, failure_of, orders, run, write
 
 
 def test_a_table_holds_every_row_once_and_one_folder_an_epoch(spark: SparkSession, place: Place) -> None:
@@ -151,3 +151,75 @@ def test_a_table_is_a_pyarrow_dataset_of_whole_epochs(spark: SparkSession, place
     data = ds.dataset(place.table, format="parquet", partitioning="hive")
 
     assert sorted(data.to_table(columns=["id"])["id"].to_numpy()) == place.ids
+
+
+def test_every_type_comes_back_as_it_was_and_chains(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+    rows = orders(spark, place).selectExpr(
+        "id",
+        "if(id % 3 = 0, null, cast(id as string)) as text",
+        "cast(id as byte) as small",
+        "cast(id / 7 as decimal(20, 6)) as price",
+        "timestamp_seconds(id * 1000.5) as at",
+        "cast(timestamp_seconds(id) as timestamp_ntz) as wall_clock",
+        "date_add(date'2020-02-29', cast(id as int)) as day",
+        "cast(name as binary) as bytes",
+        "id % 2 = 0 as flag",
+        "array(name, null, '') as list",
+        "map('a', id, 'b', null) as map",
+        "named_struct('x', id, 'y', array(named_struct('z', amount))) as nested",
+        "cast('NaN' as double) as nan",
+    )
+    run(write(rows, place))
+    second = Place(place.root / "second")
+    chained = spark.readStream.format("twophase-files").load(str(place.table))
+    run(write(chained, second))
+
+    expected = rows_as_batch(spark, place, rows).collect()
+    for table in (place.table, second.table):
+        read = spark.read.parquet(str(table)).drop("epoch").orderBy("id")
+        assert [str(row) for row in read.collect()] == [str(row) for row in expected]
+        assert read.schema.simpleString() == chained.schema.simpleString()
+
+
+def rows_as_batch(spark: SparkSession, place: Place, rows: DataFrame) -> DataFrame:
+    """The same rows, computed by Spark alone."""
+    out = place.root / "plain"
+    checkpoint = str(place.root / "plain-checkpoint")
+    run(
+        rows.writeStream.format("parquet")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start(str(out))
+    )
+    return spark.read.parquet(str(out)).orderBy("id")
+
+
+def test_a_type_that_no_python_sink_can_take_is_named(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+    rows = orders(spark, place).selectExpr("id", "make_ym_interval(1, 2) as months")
+
+    said = failure_of(write(rows, place))
+
+    assert "'months'" in said
+    assert place.epochs() == []
+
+
+def test_columns_that_are_added_work_and_columns_that_change_are_refused_by_name(
+    spark: SparkSession, place: Place
+) -> None:
+    place.add_orders(2)
+    run(write(orders(spark, place), place))
+    place.add_orders(2)
+    run(write(orders(spark, place).selectExpr("*", "id * 2 as twice"), place))
+    place.add_orders(2)
+
+    said = failure_of(write(orders(spark, place).selectExpr("cast(id as string) as id", "name", "amount"), place))
+    assert "SCHEMA_MISMATCH" in said
+    assert "'id'" in said or "id " in said
+    assert place.epochs() == [0, 1]
+
+    run(write(orders(spark, place).selectExpr("*", "id * 2 as twice"), place))
+    assert not place.difference()
+    merged = spark.read.option("mergeSchema", "true").parquet(str(place.table))
+    assert merged.where("twice = id * 2").count() == 200

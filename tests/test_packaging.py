@@ -89,7 +89,7 @@ def test_the_wheel_requires_no_vendor_unless_an_extra_asks_for_it(wheel: Path) -
     requirements = metadata(wheel).get_all("Requires-Dist", [])
 
     unconditional = {line for line in requirements if "extra ==" not in line}
-    assert unconditional == {"numpy", "pyarrow", "pyspark<5,>=4.3"}
+    assert unconditional == {"numpy", "pandas<3", "pyarrow", "pyspark<5,>=4.3"}
     extras = {"all", "dev", "hdfs", "kafka", "postgres", "pravega", "rocksdb"}
     assert set(metadata(wheel).get_all("Provides-Extra", [])) == extras
 

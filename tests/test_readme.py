@@ -1,4 +1,7 @@
-"""README and docs say what is true: the example runs, the records are those of the code, and links lead somewhere."""
+"""README and docs say what is true: examples run, tests and commands that are named exist, and links lead somewhere.
+
+The examples that need Spark are run by integration_tests/test_readme.py.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.markdown import blocks, broken_links, commands, named_tests, section
+from twophase import errors
+from twophase.errors import TwophaseError
 from twophase.record import Decide, Prepare
 from twophase.vote import Vote
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PROTOCOL = ROOT / "docs" / "protocol.md"
+DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
-_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\(([^)\s]+)\)")
-_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
-
-def blocks(text: str, language: str) -> list[str]:
-    return [body for tag, body in _FENCED.findall(text) if tag == language]
-
-
-def prose(text: str) -> str:
-    return _FENCED.sub("", text)
-
-
-def section(text: str, heading: str) -> str:
-    """What is below a heading of the second level, up to the next one."""
-    parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[heading]
-
-
-def anchors(text: str) -> set[str]:
-    """The names under which a page's headings can be linked to, made as GitHub makes them."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(prose(text))}
-
-
-def broken_links(page: Path) -> list[str]:
-    """Relative links to a file or a heading that is not there."""
-    broken = []
-    for link in _LINK.findall(prose(page.read_text("utf-8"))):
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        if re.match(r"[a-z]+:", link):
-            continue
-        if not target.exists() or (anchor and anchor not in anchors(target.read_text("utf-8"))):
-            broken.append(link)
-    return broken
-
-
-def test_the_readme_example_runs_and_prints_what_the_readme_says(tmp_path: Path) -> None:
-    text = README.read_text("utf-8")
-    (code,) = blocks(text, "python")
-    (expected,) = blocks(section(text, "Try it"), "text")
+def test_the_example_without_spark_runs_and_prints_what_its_page_says(tmp_path: Path) -> None:
+    text = section((DOCS / "writing-a-sink.md").read_text("utf-8"), "An epoch by hand")
+    (code,), (expected,) = blocks(text, "python"), blocks(text, "text")
     command = [sys.executable, "-W", "error", "-c", code]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -68,27 +37,68 @@ def test_the_readme_example_runs_and_prints_what_the_readme_says(tmp_path: Path)
     assert [line.rpartition(": ")[2] for line in expected.splitlines()] == ["0 rows", "6 rows", "6 rows", "6 rows"]
 
 
-def test_the_readme_has_one_test_command_and_continuous_integration_runs_it() -> None:
-    commands = [body for _, body in _FENCED.findall(section(README.read_text("utf-8"), "Test"))]
-    assert commands == ["make test\n"]
+def test_the_readme_shows_two_commands_and_continuous_integration_runs_the_tests() -> None:
+    assert blocks(section(README.read_text("utf-8"), "See it, check it"), "sh") == ["make demo\n", "make test\n"]
     assert "step make test\n" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+    assert commands(page.read_text("utf-8"), "make") - targets == set()
+
+
+def test_every_test_that_the_readme_names_is_in_the_file_that_it_links_to() -> None:
+    named = named_tests(README.read_text("utf-8"))
+
+    assert len(named) >= 8
+    assert [(name, file) for name, file in named if f"def {name}(" not in (ROOT / file).read_text("utf-8")] == []
+
+
+def test_every_error_condition_has_its_place_in_the_operations_page() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TwophaseError)]
+    conditions = {kind.condition for kind in kinds if kind is not TwophaseError}
+    text = section((DOCS / "operations.md").read_text("utf-8"), "Errors")
+
+    assert set(re.findall(r"^### `([A-Z_]+)`", text, re.MULTILINE)) == conditions
+
+
+def test_every_logger_is_in_the_operations_page() -> None:
+    modules = [
+        file for folder in ("twophase", "sinks", "sources", "connectors") for file in (ROOT / folder).rglob("*.py")
+    ]
+    named = {
+        name for file in modules for name in re.findall(r'^log = Log\("(.+)"\)$', file.read_text("utf-8"), re.MULTILINE)
+    }
+    text = section((DOCS / "operations.md").read_text("utf-8"), "Logs and metrics")
+
+    assert len(named) >= 5
+    assert named == set(re.findall(r"^\| `(twophase\.[a-z_.]+)` \|", text, re.MULTILINE))
+
+
 def test_the_records_and_votes_in_the_specification_have_the_fields_of_the_code() -> None:
-    prepare, decide, vote = (json.loads(block) for block in blocks(PROTOCOL.read_text("utf-8"), "json"))
+    prepare, decide, vote = (json.loads(block) for block in blocks((DOCS / "protocol.md").read_text("utf-8"), "json"))
     assert Prepare.from_json(prepare).to_json() == prepare
     assert Decide.from_json(decide).to_json() == decide
     assert json.loads(Vote.from_text(json.dumps(vote)).to_text()) == vote
 
 
 def test_the_specification_numbers_its_invariants_from_1_to_11() -> None:
-    numbers = re.findall(r"^(\d+)\. \*\*", section(PROTOCOL.read_text("utf-8"), "2. Invariants"), re.MULTILINE)
+    text = section((DOCS / "protocol.md").read_text("utf-8"), "2. Invariants")
+    numbers = re.findall(r"^(\d+)\. \*\*", text, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 12)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_to_something_that_exists(page: Path) -> None:
     assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_piece_of_python_in_a_page_is_python(page: Path) -> None:
+    for code in blocks(page.read_text("utf-8"), "python"):
+        compile(code, str(page), "exec")
 
 
 def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
@@ -100,3 +110,12 @@ def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
         "utf-8",
     )
     assert broken_links(page) == ["none.md", "other.md#none", "#none", "#in-code"]
+
+
+def test_commands_and_tests_that_a_page_names_are_found() -> None:
+    text = (
+        "`make no-such`, `make` and\n```sh\nmake test ARGS=-x\n```\n| `test_a` and `test_b` in [x](x.py) | `test_c` |\n"
+    )
+
+    assert commands(text, "make") == {"no-such", "test"}
+    assert named_tests(text) == [("test_a", ""), ("test_b", "x.py"), ("test_c", "")]

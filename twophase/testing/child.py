@@ -46,17 +46,10 @@ class Child:
 
     def pids(self) -> list[int]:
         """Every process of the session that still runs."""
-        return [pid for pid in _all_pids() if _session_of(pid) == self._process.pid]
+        return pids_of_session(self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to every process of the session, until none is left: a dying parent may have started one more."""
-        deadline = time.monotonic() + _DIES_WITHIN_S
-        while pids := self.pids():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {pids} do not die")
-            for pid in pids:
-                _signal(pid, signal.SIGKILL)
-            time.sleep(_POLL_S)
+        kill_session(self._process.pid)
         self._process.wait(_DIES_WITHIN_S)
 
     def freeze(self) -> None:
@@ -118,8 +111,20 @@ def running(command: Sequence[str], *, output: Path, cwd: Path, failpoints: Path
         child.kill()
 
 
-def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def pids_of_session(session: int) -> list[int]:
+    """Every process of a session that still runs."""
+    return [pid for name in os.listdir("/proc") if name.isdigit() and _session_of(pid := int(name)) == session]
+
+
+def kill_session(session: int) -> None:
+    """SIGKILL to every process of the session, until none is left: a dying parent may have started one more."""
+    deadline = time.monotonic() + _DIES_WITHIN_S
+    while pids := pids_of_session(session):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {pids} do not die")
+        for pid in pids:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
 
 
 def _session_of(pid: int) -> int | None:

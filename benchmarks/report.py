@@ -1,0 +1,64 @@
+"""Medians with their spread, ratios in one run, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.session import Measured
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half of the distance between the quartiles, as a part of the median."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / median(values)
+
+
+def table(results: Mapping[str, Sequence[Measured]], *, beside: str) -> str:
+    """One line a contender; ratios to the contender `beside`."""
+    lines = [f"{'':<16}{'rows/s':>12}{'±':>6}{'CPU µs/row':>12}{'±':>6}{'rows/s ratio':>14}{'CPU ratio':>12}"]
+    speed: Callable[[Measured], float] = lambda m: m.rows_per_s  # noqa: E731 - named for the lines below
+    cost: Callable[[Measured], float] = lambda m: m.cpu_us_per_row  # noqa: E731
+    for name, runs in results.items():
+        speeds, costs = [speed(run) for run in runs], [cost(run) for run in runs]
+        # Of runs side by side, and then the median: what slows the machine for a minute slows both.
+        ratios = [speed(a) / speed(b) for a, b in zip(runs, results[beside], strict=True)]
+        costs_ratio = [cost(a) / cost(b) for a, b in zip(runs, results[beside], strict=True)]
+        lines.append(
+            f"{name:<16}{median(speeds):>12,.0f}{spread(speeds):>6.0%}{median(costs):>12.2f}{spread(costs):>6.0%}"
+            f"{median(ratios):>14.2f}{median(costs_ratio):>12.2f}"
+        )
+    return "\n".join(lines)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, default=lambda each: asdict(each)) + "\n")
+
+
+def plot(path: Path, results: Mapping[str, Sequence[Measured]], title: str) -> bool:
+    """A picture of rows/s, with every run as a dot; False if there is no matplotlib."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return False
+    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.6 * len(results)))
+    for at, (_, runs) in enumerate(results.items()):
+        speeds = [run.rows_per_s / 1000 for run in runs]
+        axes.barh(at, median(speeds), height=0.55, color="#4477aa", alpha=0.6)
+        axes.plot(speeds, [at] * len(speeds), "o", color="#223344", markersize=4)
+    axes.set_yticks(range(len(results)), list(results))
+    axes.invert_yaxis()
+    axes.set_xlabel("thousand rows a second (bar: median, dots: runs)")
+    axes.set_title(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True

@@ -1,0 +1,112 @@
+"""The application as a child: told what to run, and measured from outside, all its processes together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.application import Run
+from twophase.testing.child import kill_session, pids_of_session
+
+ROOT = Path(__file__).resolve().parent.parent
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run took."""
+
+    rows: int
+    seconds: float
+    cpu_s: float
+    epoch_ms: tuple[float, ...]
+    python_bytes: int
+    """Resident memory of all Python processes after the run."""
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / (sum(self.epoch_ms) / 1000)
+
+    @property
+    def cpu_us_per_row(self) -> float:
+        return self.cpu_s * 1e6 / self.rows
+
+
+class Session:
+    def __init__(self, process: subprocess.Popen[str], errors: IO[str]):
+        self._process = process
+        self._errors = errors
+        self._answer()
+
+    def run(self, told: Run) -> Measured:
+        assert self._process.stdin is not None
+        before = self._cpu_s()
+        self._process.stdin.write(told.to_line() + "\n")
+        self._process.stdin.flush()
+        said = self._answer()
+        return Measured(
+            rows=said["rows"],
+            seconds=said["seconds"],
+            cpu_s=self._cpu_s() - before,
+            epoch_ms=tuple(said["epoch_ms"]),
+            python_bytes=self._python_bytes(),
+        )
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            start = line.find("{")
+            if start >= 0:
+                return dict(json.loads(line[start:]))
+        self._errors.seek(0)
+        raise SystemExit(f"the application ended:\n{self._errors.read()[-4000:]}")
+
+    def _cpu_s(self) -> float:
+        """Of every process of the session, and of those that they have waited for."""
+        ticks = 0
+        for pid in pids_of_session(self._process.pid):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            ticks += sum(int(each) for each in fields[11:15])  # own and children's, user and system
+        return ticks / _TICKS_PER_S
+
+    def _python_bytes(self) -> int:
+        total = 0
+        for pid in pids_of_session(self._process.pid):
+            try:
+                if "python" in os.readlink(f"/proc/{pid}/exe"):
+                    total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return total
+
+
+@contextmanager
+def session() -> Iterator[Session]:
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the session does
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.application"],
+        cwd=ROOT,
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Session(process, errors)
+    finally:
+        kill_session(process.pid)
+        process.wait(30)

@@ -1,0 +1,64 @@
+"""docs/options.md, made from the option classes: so that it says what the code does.
+
+    make docs
+
+A test compares the page with what this program would write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twophase.connectors.query_options import QueryOptions
+from twophase.options import describe
+from twophase.sinks.files.sink import FilesOptions
+from twophase.sources.files.options import FilesSourceOptions
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+
+_TEXT = """\
+<!-- Made by `make docs` from the option classes. Change those, not this page. -->
+
+# Options
+
+Keys may be written in any case. A wrong or unknown option stops the query before anything is written, and the error names
+every one of them. Give absolute paths, on a local disk or on a mount that driver and executors share.
+
+## Of every query
+
+Set them by `df.writeStream.option(…)`, whatever the format is:
+
+{query}
+`twophase.exactly_once(…)` takes the same ones by its method `options`, except for `checkpointLocation`, which stays an option
+of the query, and with `takeOver` by the sink's name:
+
+```python
+twophase.exactly_once(route, orders=orders, refunds=refunds).options(
+    owner="orders-pipeline",
+    takeOver={{"refunds": "the owner that the error names"}},
+)
+```
+
+When to use `owner`, `takeOver` and `movedFrom` is said in [operations.md](operations.md#checkpoints).
+
+## Writing `twophase-files`
+
+By `df.writeStream.format("twophase-files").option(…)`. `start(path)` sets `path`, and `partitionBy(…)` sets `partitionBy`:
+
+{files}
+In Python, `FilesSink(path, file_format=…, partition_by=[…], …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-files`
+
+By `spark.readStream.format("twophase-files").option(…)`. `load(path)` sets `path`:
+
+{source}"""
+
+
+def page() -> str:
+    return _TEXT.format(query=describe(QueryOptions), files=describe(FilesOptions), source=describe(FilesSourceOptions))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
+    print(f"wrote {PAGE}")
