@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.model import state, steps
 from tests.model.bounds import SMALL, Bound
 from tests.model.explorer import Explorer
 from tests.model.invariants import Violation
 from tests.model.mistakes import MISTAKES, Mistake
+from tests.model.spark import Setup
+from tests.model.state import Scenario
 
 SURGERY_NEEDS = {"rewound", "restored", "copied", "moved", "emptied", "taken over"}
 """These are done to a checkpoint whose driver is dead, so they need a fault before them."""
@@ -19,7 +22,7 @@ def test_every_schedule_keeps_every_invariant(bound: Bound, capsys: pytest.Captu
     with capsys.disabled():
         print(f"\n{bound.name}: {report}")  # noqa: T201 - the figures of this run
     assert report.complete
-    assert report.schedules > 1
+    assert report.ends > 1
     possible = bound.scenario.kinds - (SURGERY_NEEDS if bound.scenario.max_faults == 1 else set())
     assert set(report.faults) == possible, "a fault that never struck was not explored"
 
@@ -36,3 +39,15 @@ def test_what_makes_a_mistake_visible_is_the_mistake() -> None:
     """Without it, the same scenarios are clean."""
     for scenario in {mistake.scenario for mistake in MISTAKES if mistake.scenario.max_faults < 2}:
         assert Explorer(scenario).run().complete
+
+
+def test_a_refusal_that_is_allowed_to_two_faults_together_does_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it does not any more, the table must not allow it."""
+    allowed = state.REFUSALS_TOGETHER
+    monkeypatch.setattr(state, "REFUSALS_TOGETHER", {})
+    monkeypatch.setattr(steps, "aftermath", state.aftermath.__wrapped__)  # what was remembered knows the table
+    for faults, errors in allowed.items():
+        scenario = Scenario(Setup(0, sinks=("b",), epochs=1), max_faults=len(faults), kinds=faults)
+        with pytest.raises(Violation, match="|".join(errors)) as caught:
+            Explorer(scenario).run()
+        assert caught.value.invariant == "recovers"

@@ -40,7 +40,7 @@ class Histories(RuleBasedStateMachine):
         ]
         if moves:
             label, self.state = moves[choice % len(moves)]
-            self.trail.append(label)
+            self.trail.append(str(label))
 
     @rule(steps=st.integers(1, 40))
     def goes_on(self, steps: int) -> None:

@@ -2,6 +2,7 @@
 
 ========== ==========================================================================================
 objects    the shared world: files, an atomic target (HeapSink's), a target by slot. Immutable, pure transitions
+footprint  what an operation depends on and changes: which orders can matter
 replay     runs real code up to its next operation on the world, by feeding it the results it has seen so far
 spark      what Spark does around the coordinator: log, prepare, tasks, commit, abort, restart
 state      a state of the exploration, what is explored, and what came of it

@@ -1,9 +1,8 @@
 """Every schedule of a scenario: which process takes the next step, and where each fault strikes. Equal states are merged.
 
 A state is the world, the processes (each a node of its replay tree), messages that are still on their way, and how many faults
-have struck. Orders that nobody can tell apart are tried once: a driver runs on through operations at which no fault can strike
-and that no other process or message on its way can touch, and a late message lands only right before an operation that could
-notice it, or at the end.
+have struck. Orders that nobody can tell apart are tried once: docs/proof.md says which these are, and why. States are tried in
+the order of their faults: one that was met with as many faults left is not tried again with fewer.
 
 Between two epochs, with nothing staged, nothing on its way, and one driver that has just logged a commit, the future depends on
 the past by names only: generation numbers, ledger ids, nonces, attempts. Such a state is replaced by the one that a
@@ -17,31 +16,49 @@ or emptied; Spark calls commit again.
 from __future__ import annotations
 
 import gc
+import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tests.model import invariants
-from tests.model.objects import ATOMIC, SLOTS, Files, Op
+from tests.model.footprint import Footprint, death_in_line, death_in_slots
+from tests.model.objects import FILES, Files, Op
 from tests.model.replay import Raised
 from tests.model.spark import (
     LogCommit,
     RunTask,
     Setup,
     Start,
+    remembering,
     retried,
     twin_of,
 )
 from tests.model.state import (
     Process,
     Report,
+    Scenario,
     State,
 )
 from tests.model.steps import Steps, touch
 from twophase.identity import Owner
 from twophase.record import Prepare as PrepareRecord
 from twophase.record import decode
+
+
+class Label(tuple[Any, ...]):
+    """What a move is called: a text and what it is about, put together only when somebody reads it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        text, *about = self
+        return str(text).format(*about)
+
+
+Trail = tuple["Trail | None", Label | str]
+"""How a state was reached: how the one before it was, and the move between them."""
 
 
 class Explorer(Steps):
@@ -52,7 +69,8 @@ class Explorer(Steps):
         collecting = gc.isenabled()
         gc.disable()  # millions of objects, none of them garbage
         try:
-            return self._run()
+            with remembering():
+                return self._run()
         finally:
             if collecting:
                 gc.enable()
@@ -61,59 +79,48 @@ class Explorer(Steps):
         began = time.monotonic()
         limit = None if self.scenario.seconds is None else began + self.scenario.seconds
         first = self.first()
-        finished: dict[tuple[Any, ...], int] = {}
-        trail: list[str] = []
-        frames: list[tuple[tuple[Any, ...], Iterator[tuple[str, State]], list[int]]] = []
-
-        def enter(state: State) -> int | None:
-            key = state.key()
-            known = finished.get(key)
-            if known is not None:
-                return known
-            self.report.states += 1
-            self.check(state)
-            frames.append((key, iter(self.moves(state)), [0]))
-            return None
-
+        seen = Seen(self.scenario)
+        layers: list[list[tuple[State, Trail | None]]] = [[] for _ in range(self.scenario.max_faults + 1)]
+        trail: Trail | None = None
         try:
             self._faultless = self._faultless_states(first) if self.scenario.normalise else {}
-            enter(first)
-            while frames:
-                key, moves, total = frames[-1]
-                move = next(moves, None)
-                if move is None:
-                    frames.pop()
-                    finished[key] = max(total[0], 1)
-                    if trail:
-                        trail.pop()
-                    if frames:
-                        frames[-1][2][0] += finished[key]
+            seen.admits(first)
+            self.check(first)
+            layers[0].append((first, None))
+            # What has no faults left is followed at once: it need not wait for anything, and would fill the memory.
+            while layer := layers[-1] or next(filter(None, layers), []):
+                state, reached = layer.pop()
+                if seen.outdoes(state):
                     continue
+                trail = reached
+                self.report.states += 1
                 if limit and time.monotonic() > limit:
                     self.report.complete = False
                     break
-                label, state = move
-                self.report.steps += 1
-                trail.append(label)
-                known = enter(state)
-                if known is not None:
-                    total[0] += known
-                    trail.pop()
+                found: list[tuple[State, Trail | None]] = []
+                for label, to in self.moves(state):
+                    self.report.steps += 1
+                    if seen.admits(to):
+                        trail = (reached, label)
+                        self.check(to)
+                        found.append((to, trail))
+                        trail = reached
+                for to, how in reversed(found):  # the first move is followed first
+                    layers[len(to.faults)].append((to, how))
         except invariants.Violation as violation:
-            violation.add_note("schedule:\n  " + "\n  ".join(trail))
+            violation.add_note("schedule:\n  " + "\n  ".join(_told(trail)))
             raise
-        self.report.schedules = next(iter(frames), (0, 0, [finished.get(first.key(), 0)]))[2][0]
         self.report.seconds = time.monotonic() - began
         return self.report
 
     # ---- moves ----
 
-    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+    def moves(self, state: State) -> Iterator[tuple[Label | str, State]]:
         if not state.drivers and not self._is_over(state):
             yield "a driver starts", self._started(state)
-        if state.drivers:
-            yield from self._driver_moves(state, state.running, state.drivers[state.running])
-        if len(state.drivers) == 2 and state.switches < self.scenario.max_switches:
+        for place in self._on_the_floor(state):
+            yield from self._driver_moves(state, place, state.drivers[place])
+        if self._may_pass(state):
             passed = state._replace(running=1 - state.running, switches=state.switches + 1)
             yield "the other driver has the floor", passed
         for place, twin in enumerate(state.twins):
@@ -121,81 +128,116 @@ class Explorer(Steps):
         over = not state.drivers and self._is_over(state)
         for place, message in enumerate(state.messages):
             rest = state.messages[:place] + state.messages[place + 1 :]
-            if not state.drivers or any(touch(d.node.op, message) for d in (*state.drivers, *state.twins)):
-                landed, _ = self._apply(state._replace(messages=rest), message)
-                yield f"late {message} lands", self._run_on(landed)
+            if self._may_come(state, message, (*rest, *(twin.node.op for twin in state.twins))):
+                # Whoever was refused before it came may be accepted now.
+                landed, _ = self._apply(state._replace(messages=rest, fruitless=0), message)
+                yield Label(("late {} lands", message)), self._run_on(landed)
             if over:
-                yield f"late {message} is lost", state._replace(messages=rest)
+                yield Label(("late {} is lost", message)), state._replace(messages=rest)
         if not state.drivers:
             yield from self._surgery(state)
             yield from self._reconfigured(state)
         yield from self._dying_shares(state)
 
+    def _on_the_floor(self, state: State) -> Iterable[int]:
+        """Which drivers may go on now."""
+        if len(state.drivers) < 2:
+            return range(len(state.drivers))
+        if self.scenario.max_switches is not None:
+            return (state.running,)
+        alone = (place for place in (0, 1) if self._goes_alone(state, place))
+        first = next(alone, None)
+        return (0, 1) if first is None else (first,)
+
+    def _may_come(self, state: State, late: Op | None, others: Iterable[Op | None]) -> bool:
+        """Whether something late comes now: only right before what could notice it, or when no driver runs."""
+        if not self.scenario.reduce or not state.drivers:
+            return True
+        return any(touch(late, driver.node.op) for driver in state.drivers) or any(touch(late, o) for o in others)
+
     def _started(self, state: State) -> State:
         setup = state.next_setup
         process = Process(setup, Start(), self._node(setup, Start()))
         begun = state._replace(
-            drivers=(*state.drivers, process), next_setup=self._intern(replace(setup, driver=setup.driver + 1))
+            drivers=(*state.drivers, process),
+            widowed=False,
+            next_setup=self._intern(replace(setup, driver=setup.driver + 1)),
+            why="",
         )
         return self._run_on(begun)
 
-    def _driver_moves(self, state: State, place: int, driver: Process) -> Iterator[tuple[str, State]]:
-        who, op = f"driver {driver.setup.driver} {type(driver.phase).__name__}", driver.node.op
+    def _driver_moves(self, state: State, place: int, driver: Process) -> Iterator[tuple[Label | str, State]]:
+        who, op = Label(("driver {} {}", driver.setup.driver, type(driver.phase).__name__)), driver.node.op
         assert op is not None
-        yield f"{who}: {op}", self._step(state, place, driver, op)
-        if not op.mutates:
+        yield Label(("{}: {}", who, op)), self._step(state, place, driver, op)
+        if op.mutates or state.widowed or not self.scenario.reduce:
+            yield from self._beginnings(state, driver)
+        if not op.mutates and self.scenario.reduce:
             return
         gone = state.drivers[:place] + state.drivers[place + 1 :]
         if self._may(state, "crash"):
             died = state._replace(drivers=gone, running=0, switches=state.switches if gone else 0, fruitless=0)
-            yield f"{who}: dies before {op}", self._struck(died, "crash")
+            died = self._struck(died, "crash")
+            died = self._run_on(died._replace(widowed=self._is_widowed(died)))
+            yield Label(("{}: dies before {}", who, op)), died
+        if not op.mutates:
+            return
         yield from self._message_faults(state, place, driver, op, who)
-        if len(state.drivers) == 1 and self._may(state, "second driver"):
-            yield "a second driver starts", self._started(self._struck(state, "second driver"))
-        if (
-            len(state.drivers) == 1
-            and "a" in driver.setup.sinks
-            and driver.setup.query == "q"
-            and self._may(state, "rival")
-        ):
-            rival = state._replace(next_setup=self._intern(_successor(driver.setup)))
-            yield "a rival starts, to take over", self._started(self._struck(rival, "rival"))
         if isinstance(driver.phase, LogCommit) and not driver.phase.commit.again and self._may(state, "commit again"):
             again = self._with(state, place, self._at(driver.setup, replace(driver.phase.commit, again=True)))
-            yield f"{who}: Spark commits again", self._run_on(self._struck(again, "commit again"))
+            yield Label(("{}: Spark commits again", who)), self._run_on(self._struck(again, "commit again"))
         if isinstance(driver.phase, RunTask):
             if driver.phase.attempt == 0 and self._may(state, "task crash"):
                 again = self._with(state, place, self._at(driver.setup, retried(driver.phase)))
-                yield f"{who}: task dies before {op}, tried again", self._run_on(self._struck(again, "task crash"))
+                tried = self._run_on(self._struck(again, "task crash"))
+                yield Label(("{}: task dies before {}, tried again", who, op)), tried
             if self._may(state, "late twin") and not state.twins:
                 twin = self._at(driver.setup, twin_of(driver.phase))
-                yield f"{who}: gets a late twin", self._struck(state._replace(twins=(twin,)), "late twin")
+                yield (
+                    Label(("{}: gets a late twin", who)),
+                    self._struck(state._replace(twins=(twin,)), "late twin"),
+                )
+
+    def _beginnings(self, state: State, driver: Process) -> Iterator[tuple[Label | str, State]]:
+        """Another driver starts beside this one."""
+        if len(state.drivers) > 1:
+            return
+        if self._may(state, "second driver"):
+            yield "a second driver starts", self._started(self._struck(state, "second driver"))
+        if "a" in driver.setup.sinks and driver.setup.query == "q" and self._may(state, "rival"):
+            rivals = state.next_setup.query != driver.setup.query  # one was there before, and is started again
+            rival = state if rivals else state._replace(next_setup=self._intern(_successor(driver.setup)))
+            yield "a rival starts, to take over", self._started(self._struck(rival, "rival"))
 
     def _message_faults(
-        self, state: State, place: int, driver: Process, op: Op, who: str
-    ) -> Iterator[tuple[str, State]]:
+        self, state: State, place: int, driver: Process, op: Op, who: Label
+    ) -> Iterator[tuple[Label | str, State]]:
         timeout = Raised(TimeoutError("no reply"))
         if self._may(state, "lost reply"):
             done, _ = self._apply(self._struck(state, "lost reply"), op)
-            yield f"{who}: {op}, reply lost", self._answered(done, place, driver, timeout)
+            yield Label(("{}: {}, reply lost", who, op)), self._answered(done, place, driver, timeout)
         if self._may(state, "late request"):
             sent = self._struck(state, "late request")._replace(messages=(*state.messages, self._intern(op)))
-            yield f"{who}: {op} is late", self._answered(sent, place, driver, timeout)
+            yield Label(("{}: {} is late", who, op)), self._answered(sent, place, driver, timeout)
         if self._may(state, "duplicate request"):
             sent = self._struck(state, "duplicate request")._replace(messages=(*state.messages, self._intern(op)))
-            yield f"{who}: {op}, sent twice", self._step(sent, place, driver, op)
+            yield Label(("{}: {}, sent twice", who, op)), self._step(sent, place, driver, op)
 
-    def _twin_moves(self, state: State, place: int, twin: Process) -> Iterator[tuple[str, State]]:
+    def _twin_moves(self, state: State, place: int, twin: Process) -> Iterator[tuple[Label | str, State]]:
         rest = state.twins[:place] + state.twins[place + 1 :]
         op = twin.node.op
         if op is None:
             yield "the twin ends", state._replace(twins=rest)
             return
-        done, result = self._apply(state, op)
-        yield f"twin: {op}", done._replace(twins=(*rest, twin._replace(node=twin.node.after(result))))
-        yield "the twin dies", state._replace(twins=rest)
+        if self._may_come(state, op, state.messages):
+            done, result = self._apply(state._replace(fruitless=0), op)
+            yield (
+                Label(("twin: {}", op)),
+                self._run_on(done._replace(twins=(*rest, twin._replace(node=twin.node.after(result))))),
+            )
+            yield "the twin dies", self._run_on(state._replace(twins=rest))
 
-    def _surgery(self, state: State) -> Iterator[tuple[str, State]]:
+    def _surgery(self, state: State) -> Iterator[tuple[Label | str, State]]:
         """What people do to checkpoints while no driver runs."""
         setup, root = state.next_setup, state.next_setup.root
         files = state.files.by_path
@@ -225,7 +267,7 @@ class Explorer(Steps):
         if self._may(state, "emptied"):
             yield "emptied", self._operated(state, "emptied", {}, setup)
 
-    def _reconfigured(self, state: State) -> Iterator[tuple[str, State]]:
+    def _reconfigured(self, state: State) -> Iterator[tuple[Label | str, State]]:
         setup, files = state.next_setup, state.files.by_path
         if self._is_over(state):
             return
@@ -247,20 +289,31 @@ class Explorer(Steps):
             yield f"sink {name} removed", self._struck(state._replace(next_setup=changed), "sink removed")
 
     def _operated(self, state: State, kind: str, files: dict[str, bytes], setup: Setup) -> State:
+        """Whoever does this makes sure that nobody writes to the checkpoint any more: what is on its way there is lost."""
+        messages = tuple(message for message in state.messages if message.target != FILES)
+        changed = self._intern(Files(files))
         return self._struck(
-            state._replace(files=self._intern(Files(files)), next_setup=self._intern(setup), fruitless=0), kind
+            state._replace(files=changed, messages=messages, next_setup=self._intern(setup), fruitless=0), kind
         )
 
-    def _dying_shares(self, state: State) -> Iterator[tuple[str, State]]:
+    def _dying_shares(self, state: State) -> Iterator[tuple[Label | str, State]]:
         if not self._may(state, "share dies"):
             return
-        looked_at = {d.node.op.target for d in state.drivers if d.node.op} or {ATOMIC, SLOTS}
-        for share in sorted(state.atomic.staged, key=lambda s: str(s.attempt)) if ATOMIC in looked_at else ():
-            atomic = self._intern(replace(state.atomic, staged=state.atomic.staged - {share}))
-            yield f"a: {share.attempt} dies", self._struck(state._replace(atomic=atomic, fruitless=0), "share dies")
-        for t in sorted(state.slots.pending, key=lambda t: str(t.attempt)) if SLOTS in looked_at else ():
-            slots = self._intern(replace(state.slots, pending=state.slots.pending - {t}))
-            yield f"b: {t.attempt} dies", self._struck(state._replace(slots=slots, fruitless=0), "share dies")
+        looking = (*(p.node.op for p in (*state.drivers, *state.twins)), *state.messages)
+        noticing = [op.footprint for op in looking if op is not None]
+        for share in sorted(state.atomic.staged, key=lambda s: str(s.attempt)):
+            if self._is_noticed(death_in_line(share.attempt), noticing):
+                atomic = self._intern(replace(state.atomic, staged=state.atomic.staged - {share}))
+                died = self._struck(state._replace(atomic=atomic, fruitless=0), "share dies")
+                yield Label(("a: {} dies", share.attempt)), died
+        for t in sorted(state.slots.pending, key=lambda t: str(t.attempt)):
+            if self._is_noticed(death_in_slots(t.owner, t.attempt), noticing):
+                slots = self._intern(replace(state.slots, pending=state.slots.pending - {t}))
+                died = self._struck(state._replace(slots=slots, fruitless=0), "share dies")
+                yield Label(("b: {} dies", t.attempt)), died
+
+    def _is_noticed(self, death: Footprint, noticing: Sequence[Footprint]) -> bool:
+        return not self.scenario.reduce or any(death.touches(other) for other in noticing)
 
     def _may(self, state: State, kind: str) -> bool:
         return len(state.faults) < self.scenario.max_faults and kind in self.scenario.kinds
@@ -268,6 +321,55 @@ class Explorer(Steps):
     def _struck(self, state: State, kind: str) -> State:
         self.report.faults[kind] += 1
         return state._replace(faults=tuple(sorted((*state.faults, kind))), fruitless=0)
+
+
+class Seen:
+    """Which states were met, and with how much to come: a state is not tried again with fewer faults and switches left.
+
+    Of each only 8 bytes of a hash are kept. Two different states with the same hash would be taken for one: with 10 million
+    states the chance that there is such a pair is 1 in 300,000.
+    """
+
+    def __init__(self, scenario: Scenario):
+        self._exact = not scenario.reduce
+        self._switches = (scenario.max_switches or 0) + 1
+        self._met: dict[int, int] = {}
+        """Hash → a bit for every (number of faults, number of switches) with which the state was met."""
+        pairs = [(f, s) for f in range(scenario.max_faults + 1) for s in range(self._switches)]
+        self._better = {
+            pair: sum(1 << self._bit(*other) for other in pairs if other[0] <= pair[0] and other[1] <= pair[1])
+            for pair in pairs
+        }
+
+    def _bit(self, faults: int, switches: int) -> int:
+        return faults * self._switches + switches
+
+    def _hash(self, state: State) -> int:
+        key = (*state.key(), state.faults) if self._exact else state.key()
+        return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+
+    def admits(self, state: State) -> bool:
+        """Whether it is new, or has more to come than before; it is then taken down."""
+        pair, key = (len(state.faults), state.switches), self._hash(state)
+        met = self._met.get(key, 0)
+        if met & self._better[pair]:
+            return False
+        self._met[key] = met | 1 << self._bit(*pair)
+        return True
+
+    def outdoes(self, state: State) -> bool:
+        """Whether it was met with more to come, after it was admitted."""
+        pair = (len(state.faults), state.switches)
+        others = self._better[pair] & ~(1 << self._bit(*pair))
+        return bool(others and self._met[self._hash(state)] & others)
+
+
+def _told(trail: Trail | None) -> list[str]:
+    told = []
+    while trail is not None:
+        trail, label = trail
+        told.append(str(label))
+    return told[::-1]
 
 
 def _successor(setup: Setup) -> Setup:

@@ -28,7 +28,7 @@ from twophase.query import Query
 from twophase.record import Prepare, encode
 from twophase.sink import CommitOrder, Leftover, Outcome, TakeOver
 from twophase.sinks import heap
-from twophase.sinks.heap import CommittedEpoch, HeapState
+from twophase.sinks.heap import CommittedEpoch, HeapState, StagedShare
 from twophase.standing import Standing
 
 Change = Callable[[ExitStack], None]
@@ -41,7 +41,7 @@ class Mistake:
     caught_by: str
     faults: frozenset[str] = frozenset()
     max_faults: int = 1
-    max_switches: int = 2
+    max_switches: int | None = 2
     setup: Setup = field(default_factory=lambda: Setup(0))
 
     @property
@@ -199,8 +199,11 @@ def publish_unlisted(_: Any) -> Any:
     return publish
 
 
-def time_out_is_success(_: Any) -> Any:
+def time_out_is_success(real: Any) -> Any:
     def publish(self: Ledger, record: Any) -> list[int]:
+        if isinstance(record, Prepare):
+            numbers: list[int] = real(self, record)
+            return numbers
         try:
             self._storage.publish(self._path(record.number), encode(record))
         except FileExistsError:
@@ -251,6 +254,16 @@ def generations_repeat(_: Any) -> Any:
         return prepare, recovery.leftovers(query)
 
     return publish_generation
+
+
+def first_of_a_name_stays(real: Any) -> Any:
+    """A target that takes two shares of one name for one, as a file or a gid would."""
+
+    def stage(state: HeapState, share: StagedShare) -> Any:
+        named = any((s.owner, s.attempt) == (share.owner, share.attempt) for s in state.staged)
+        return (state, None) if named else real(state, share)
+
+    return stage
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -333,7 +346,7 @@ MISTAKES: tuple[Mistake, ...] = (
         setup=Setup(0, kept_records=3),
     ),
     Mistake(
-        "time-out of a publication taken for success",
+        "time-out of a decision taken for success",
         swap(Ledger, "_publish", time_out_is_success),
         "1 decided before commit",
         frozenset({"late request"}),
@@ -401,7 +414,7 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "generations repeat after a restore",
-        swap(recovery, "publish_generation", generations_repeat),
+        several(swap(recovery, "publish_generation", generations_repeat), swap(heap, "stage", first_of_a_name_stays)),
         "6 no loss",
         frozenset({"crash", "restored"}),
         2,

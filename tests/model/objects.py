@@ -1,16 +1,26 @@
 """The shared world of the model: immutable states of storage and targets, and storage's transitions.
 
 An `Op` is one atomic step on one of them. Real code reaches the world through `ModelStorage` and `ModelTarget` only.
+
+A look at a target shows only what the caller declared that it looks at (`Sight`). So a process does not remember what it never
+used, and an operation on the rest of the target does not disturb it. The declaration can't be too small unnoticed: whatever is
+not declared can't be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from tests.model import slot_sink
+from tests.model.footprint import Footprint, Token, footprint
+from tests.model.slot_sink import SlotState
+from twophase.identity import Attempt, Owner
 from twophase.sinks import heap
+from twophase.sinks.heap import HeapState
 from twophase.storage import Entry
 
 FILES, ATOMIC, SLOTS = "files", "atomic", "slots"
@@ -59,15 +69,89 @@ Transition = Callable[..., tuple[Any, Any]]
 READS: frozenset[Transition] = frozenset({read, list_folder, heap.look, slot_sink.look})
 
 
+class Unseen(BaseException):
+    """Real code read something of a target that its look did not declare. Not an Exception: real code must not catch it."""
+
+
+class _Hidden:
+    """Stands for what a look does not show: it can be passed on, and not be used."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Unseen("a part of a target was read that the look at it did not declare")
+
+    __iter__ = __len__ = __bool__ = __contains__ = __getitem__ = __sub__ = __or__ = __and__ = _refuse
+
+
+HIDDEN: Any = _Hidden()
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What of a target a look shows."""
+
+    parts: frozenset[str]
+    owner: Owner
+    """Of a target with several owners, only what is this one's."""
+    attempts: frozenset[Attempt] | None = None
+    """Only the shares of these attempts, where the caller asks about no others."""
+
+    def of(self, state: HeapState | SlotState) -> HeapState | SlotState:
+        return self._of_line(state) if isinstance(state, HeapState) else self._of_slots(state)
+
+    def _of_line(self, state: HeapState) -> HeapState:
+        line, staged = state.line, state.staged
+        if self.attempts is not None:
+            line = tuple(c for c in line if any(s.attempt in self.attempts for s in c.shares))
+            staged = frozenset(s for s in staged if s.attempt in self.attempts)
+        return HeapState(
+            line if "line" in self.parts else HIDDEN, staged if "staged" in self.parts else HIDDEN, fences=HIDDEN
+        )
+
+    def _of_slots(self, state: SlotState) -> SlotState:
+        pending: Any = HIDDEN
+        if "pending" in self.parts:
+            pending = frozenset(filter(self._shows, state.pending))
+            if "voted" not in self.parts:
+                pending = frozenset(replace(t, values=HIDDEN, voted=HIDDEN) for t in pending)
+        return SlotState(
+            pending,
+            tuple(filter(self._shows, state.visible)) if "visible" in self.parts else HIDDEN,
+            frozenset(m for m in state.markers if m[1].owner == self.owner) if "markers" in self.parts else HIDDEN,
+        )
+
+    def _shows(self, share: slot_sink.SlotTransaction) -> bool:
+        return share.owner == self.owner and (self.attempts is None or share.attempt in self.attempts)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Whether an attempt is visible changes only when it is taken out of staging: `visible` is no piece of its own."""
+        by_owner = {"pending", "voted", "markers"}
+        needs: set[Token] = set()
+        for part in self.parts - {"visible"}:
+            whole = (part, str(self.owner)) if part in by_owner else (part,)
+            if self.attempts is None:
+                needs.add(whole)
+            elif part != "line":
+                needs.update((*whole, str(attempt)) for attempt in self.attempts)
+        return Footprint(frozenset(needs), frozenset())
+
+
 @dataclass(frozen=True)
 class Op:
     target: str
     transition: Transition
     arguments: tuple[Any, ...]
+    sight: Sight | None = None
 
-    @property
+    @cached_property
     def mutates(self) -> bool:
         return self.transition not in READS
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        if self.sight is not None:
+            return self.sight.footprint
+        return footprint(self.transition.__name__, self.target, self.arguments)
 
     def __str__(self) -> str:
         shown = ", ".join(a.rpartition("/")[2] if isinstance(a, str) else type(a).__name__ for a in self.arguments)
@@ -120,6 +204,17 @@ class ModelTarget:
 
     world: Performer
     name: str
+    _sight: list[Sight] = field(default_factory=list)
 
     def apply(self, transition: Transition, *arguments: Any) -> Any:
-        return self.world.perform(Op(self.name, transition, arguments))
+        looks = transition in READS
+        return self.world.perform(Op(self.name, transition, arguments, self._sight[-1] if looks else None))
+
+    @contextlib.contextmanager
+    def showing(self, owner: Owner, *parts: str, attempts: frozenset[Attempt] | None = None) -> Iterator[None]:
+        """Within this, a look shows these parts and nothing else."""
+        self._sight.append(Sight(frozenset(parts), owner, attempts))
+        try:
+            yield
+        finally:
+            self._sight.pop()

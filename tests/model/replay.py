@@ -37,21 +37,42 @@ class Raised:
 Result = Returned | Raised
 
 
-class Recorded:
-    """Feeds a program the results it has seen."""
+Guess = Callable[[Op], "Result | None"]
+"""What the answer to an operation would be if it were carried out at once; None if nobody can say."""
 
-    def __init__(self, results: tuple[Result, ...]):
-        self._results = results
+
+class Recorded:
+    """Feeds a program the results it has seen; then, for as long as they can be guessed, those that it will probably see."""
+
+    def __init__(self, node: Node, guess: Guess | None):
+        self.node = node
+        """Where the program is."""
+        self._results = node.results()
         self._next = 0
+        self._guess = guess
 
     def perform(self, op: Op) -> Any:
-        if self._next == len(self._results):
-            raise Pending(op)
-        result = self._results[self._next]
-        self._next += 1
+        if self._next < len(self._results):
+            result: Result | None = self._results[self._next]
+            self._next += 1
+        else:
+            self.node.op = op
+            result = None if self._guess is None else self._guess(op)
+            if result is None:
+                raise Pending(op)
+            self.node = self.node.add(result)
         if isinstance(result, Raised):
-            raise result.error.with_traceback(None)
+            raise result.error
+        assert result is not None
         return result.value
+
+
+def _forget_where(error: BaseException | None) -> None:
+    """An error holds the frames through which it went, and with them all that the program had in its hands."""
+    while error is not None:
+        within = error.__cause__ or error.__context__
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        error = within
 
 
 Program = Callable[[Recorded], Any]
@@ -60,29 +81,59 @@ Program = Callable[[Recorded], Any]
 class Node:
     """A program after a number of results: what it asks for next, or how it ended."""
 
-    __slots__ = ("_children", "_program", "_results", "ended", "next_phase", "op")
+    __slots__ = ("_before", "_children", "_program", "_result", "ended", "next_phase", "op")
 
-    def __init__(self, program: Program, results: tuple[Result, ...] = ()):
-        self._program, self._results = program, results
-        self._children: dict[Any, Node] = {}
+    def __init__(self, program: Program, before: Node | None = None, result: Result | None = None):
+        self._program, self._before, self._result = program, before, result
+        self._children: dict[Any, Node] | None = None
         self.op: Op | None = None
         self.next_phase: Any = None
         """Filled in by whoever knows what comes after this program."""
         self.ended: Result | None = None
-        try:
-            self.ended = Returned(program(Recorded(results)))
-        except Pending as pending:
-            self.op = pending.op
-        except Exception as error:  # noqa: BLE001 - however a program ends is a result
-            self.ended = Raised(error)
 
-    def after(self, result: Result) -> Node:
-        if isinstance(result, Raised):
-            key: Any = (type(result.error), str(result.error))
-        else:
-            # States of targets are interned by the explorer, and their hashes are slow.
-            key = id(result.value) if isinstance(result.value, HeapState | SlotState) else result.value
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = Node(self._program, (*self._results, result))
+    def run(self, guess: Guess | None = None) -> Node:
+        """Find out what the program does next. Each run begins at the start, so it goes on into guessed results:
+        most guesses come true, and their nodes are then there."""
+        recorded = Recorded(self, guess)
+        ended: Result | None = None
+        try:
+            ended = Returned(self._program(recorded))
+        except Pending:
+            pass
+        except Exception as error:  # noqa: BLE001 - however a program ends is a result
+            ended = Raised(error)
+        recorded.node.ended = ended
+        for raised in (*recorded.node.results(), ended):
+            if isinstance(raised, Raised):
+                _forget_where(raised.error)
+        return self
+
+    @property
+    def is_first(self) -> bool:
+        return self._before is None
+
+    def results(self) -> tuple[Result, ...]:
+        results: list[Result] = []
+        node: Node | None = self
+        while node is not None and node._result is not None:
+            results.append(node._result)
+            node = node._before
+        return tuple(reversed(results))
+
+    def after(self, result: Result, guess: Guess | None = None) -> Node:
+        child = None if self._children is None else self._children.get(_key(result))
+        return self.add(result).run(guess) if child is None else child
+
+    def add(self, result: Result) -> Node:
+        """The node after this one, before it is known what the program does there."""
+        if self._children is None:
+            self._children = {}
+        child = self._children[_key(result)] = Node(self._program, self, result)
         return child
+
+
+def _key(result: Result) -> Any:
+    if isinstance(result, Raised):
+        return (type(result.error), str(result.error))
+    # States of targets are interned by the explorer, and their hashes are slow.
+    return id(result.value) if isinstance(result.value, HeapState | SlotState) else result.value

@@ -11,25 +11,34 @@ keeps: the number, the plan it pickled for the tasks, and the votes.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
-from collections.abc import Mapping
+import logging
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pyarrow as pa
 
 from tests.model.objects import ATOMIC, SLOTS, ModelStorage, ModelTarget
 from tests.model.replay import Raised, Recorded, Result
-from tests.model.slot_sink import SlotSink
+from tests.model.slot_sink import SlotHandle, SlotSink
+from twophase import handle, ledger
 from twophase.checkpoint import Checkpoint
 from twophase.coordinator import Coordinator
-from twophase.identity import offsets_hash
+from twophase.identity import Attempt, Owner, offsets_hash
 from twophase.ledger import Ledger
 from twophase.plan import EpochPlan
 from twophase.query import Query
-from twophase.sink import Sink
-from twophase.sinks.heap import HeapSink
+from twophase.record import decode
+from twophase.sink import CommitOrder, Leftover, Outcome, Sink, Status
+from twophase.sinks.heap import HeapHandle, HeapSink
 from twophase.task import run_task
 from twophase.vote import Vote
 
@@ -157,20 +166,68 @@ def rows_of(number: int, slot: int, offsets: str) -> tuple[int, ...]:
     return () if number % 3 == 1 else (_SALT_OF[offsets] * 1000 + number * 10 + slot,)
 
 
+def _named(order: CommitOrder[Any]) -> frozenset[Attempt]:
+    return frozenset(share.attempt for share in order.shares)
+
+
+class ModelHeapSink(HeapSink):
+    """The real sink; each verb says beforehand what its look at the target will use."""
+
+    def __init__(self, target: ModelTarget):
+        super().__init__(cast(Any, target))
+        self._shown = target
+
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        with self._shown.showing(owner, "line"):
+            return super().status(owner, settled=settled)
+
+    def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:
+        with self._shown.showing(owner, "staged"):
+            return super().leftovers(owner)
+
+    def alive(self, order: CommitOrder[HeapHandle]) -> Mapping[int, str]:
+        with self._shown.showing(order.owner, "line", "staged", attempts=_named(order)):
+            return super().alive(order)
+
+
+class ModelSlotSink(SlotSink):
+    """The same for the target by slot."""
+
+    def __init__(self, target: ModelTarget):
+        super().__init__(target)
+        self._shown = target
+
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        with self._shown.showing(owner, "markers", *(("pending",) if settled else ())):
+            return super().status(owner, settled=settled)
+
+    def leftovers(self, owner: Owner) -> Iterable[Leftover[SlotHandle]]:
+        with self._shown.showing(owner, "pending"):
+            return super().leftovers(owner)
+
+    def alive(self, order: CommitOrder[SlotHandle]) -> Mapping[int, str]:
+        with self._shown.showing(order.owner, "pending", "voted", "visible", attempts=_named(order)):
+            return super().alive(order)
+
+    def commit(self, order: CommitOrder[SlotHandle]) -> Outcome:
+        with self._shown.showing(order.owner, "markers"):
+            return super().commit(order)
+
+
 def sinks_of(world: Recorded, setup: Setup) -> Mapping[str, Sink[Any]]:
     made: dict[str, Sink[Any]] = {}
     for name in setup.sinks:
         if name.startswith("a"):
-            made[name] = HeapSink(cast(Any, ModelTarget(world, ATOMIC)))
+            made[name] = ModelHeapSink(ModelTarget(world, ATOMIC))
         else:
-            made[name] = SlotSink(ModelTarget(world, SLOTS))
+            made[name] = ModelSlotSink(ModelTarget(world, SLOTS))
     return made
 
 
 def coordinator_of(world: Recorded, setup: Setup, phase: str) -> Coordinator:
     storage = ModelStorage(world)
     count = itertools.count()
-    ledger = Ledger(
+    log = Ledger(
         storage,
         f"{setup.root}/twophase",
         new_id=lambda: f"d{setup.driver}x{phase}x{next(count)}",
@@ -181,13 +238,26 @@ def coordinator_of(world: Recorded, setup: Setup, phase: str) -> Coordinator:
     query = Query(
         name=setup.query,
         checkpoint=Checkpoint(storage, setup.root),
-        ledger=ledger,
+        ledger=log,
         sinks=sinks_of(world, setup),
         now_ms=lambda: 0,
         take_over=dict(setup.take_over),
         moved_from=setup.moved_from,
     )
     return Coordinator(query)
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Pure functions of the real code that a search calls again and again with the same arguments, computed once; and its log,
+    which would say the same things millions of times, silent."""
+    with ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        stack.enter_context(patch.object(ledger, "decode", functools.cache(decode)))
+        hints = SimpleNamespace(get_type_hints=functools.cache(typing.get_type_hints))
+        stack.enter_context(patch.object(handle, "typing", hints))
+        yield
 
 
 def program(setup: Setup, phase: Phase, world: Recorded) -> Any:

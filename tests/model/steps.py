@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from tests.model import invariants, objects, slot_sink
-from tests.model.objects import FILES, Files, Op
-from tests.model.replay import Node, Raised, Returned
+from tests.model.footprint import Footprint, death_in_line, death_in_slots
+from tests.model.objects import ATOMIC, SLOTS, Files, Op
+from tests.model.replay import Guess, Node, Raised, Returned
 from tests.model.slot_sink import SlotState
 from tests.model.spark import (
     Commit,
@@ -23,18 +25,20 @@ from tests.model.spark import (
 )
 from tests.model.state import (
     NO_COMPACTION,
-    RECONFIGURATIONS,
-    REFUSALS,
     RESTARTS_WITHOUT_PROGRESS,
-    SURGERY,
     Process,
     Report,
     Scenario,
     State,
+    aftermath,
 )
 from twophase.errors import Fenced, NotCommitted
 from twophase.identity import Epoch, Owner, offsets_hash
 from twophase.sinks.heap import HeapState
+
+REMEMBERED = 1_000_000
+"""Results of operations that are kept, so as not to carry them out again."""
+Applied = tuple[Any, invariants.Decided, Returned | Raised]
 
 
 class Steps:
@@ -43,23 +47,27 @@ class Steps:
     def __init__(self, scenario: Scenario):
         self.scenario = scenario
         self.report = Report()
+        self.outcomes: set[tuple[Any, ...]] = set()
+        """How schedules ended, and the whole world after recovery; of those that ended refused, what readers see."""
         self._interned: dict[Any, Any] = {}
         self._roots: dict[tuple[Setup, Phase], Node] = {}
         self._checked: set[tuple[int, int, int]] = set()
         self._faultless: dict[int, State] = {}
+        self._applied: dict[tuple[int, int, int, int], Applied] = {}
+        self._nothing: invariants.Decided = self._intern(frozenset())
 
     def first(self) -> State:
-        none: invariants.Decided = self._intern(frozenset())
+        none = self._nothing
         files, atomic, slots = self._intern(Files()), self._intern(HeapState()), self._intern(SlotState())
         return State(files, atomic, slots, decided=none, newest=none, next_setup=self._intern(self.scenario.setup))
 
     def _intern(self, value: Any) -> Any:
         return self._interned.setdefault((type(value), value), value)
 
-    def _node(self, setup: Setup, phase: Phase) -> Node:
+    def _node(self, setup: Setup, phase: Phase, guess: Guess | None = None) -> Node:
         root = self._roots.get((setup, phase))
         if root is None:
-            root = self._roots[setup, phase] = Node(lambda world: program(setup, phase, world))
+            root = self._roots[setup, phase] = Node(lambda world: program(setup, phase, world)).run(guess)
         return root
 
     def _is_over(self, state: State) -> bool:
@@ -68,23 +76,40 @@ class Steps:
     # ---- steps ----
 
     def _apply(self, state: State, op: Op) -> tuple[State, Returned | Raised]:
+        newest = self._nothing if aftermath(state.faults).surgery else state.newest
+        key = (id(getattr(state, op.target)), id(op), id(state.decided), id(newest))
+        applied = self._applied.get(key)
+        if applied is None:
+            if len(self._applied) > REMEMBERED:
+                self._applied.clear()
+            applied = self._applied[key] = self._carry_out(state, op, newest)
+        target, more, result = applied
+        if target is None:
+            return state, result
+        changed: dict[str, Any] = {op.target: target}
+        if more:
+            changed |= {"decided": self._intern(state.decided | more), "newest": more}
+        return state._replace(**changed), result
+
+    def _carry_out(self, state: State, op: Op, newest: invariants.Decided) -> Applied:
+        """The target as it is then (None: as it was), what was decided by this, and the answer."""
         old = getattr(state, op.target)
-        invariants.check_request(
-            op, old, state.decided, frozenset() if SURGERY.intersection(state.faults) else state.newest
-        )
+        invariants.check_request(op, old, state.decided, newest)
         try:
             new, value = op.transition(old, *op.arguments)
         except Exception as error:  # noqa: BLE001 - whatever a target raises is an answer to the process that asked
-            return state, Raised(error)
+            return None, self._nothing, Raised(error)
+        if op.sight is not None:
+            value = self._intern(op.sight.of(value))
         if new is old:
-            return state, Returned(value)
-        decided, newest = state.decided, state.newest
+            return None, self._nothing, Returned(value)
+        more = self._nothing
         if op.transition is objects.publish and "/twophase/" in op.arguments[0] and _is_newest(old, op.arguments[0]):
-            more = invariants.decided_by(op.arguments[1], op.arguments[0], decided)
-            if more:
-                decided, newest = self._intern(decided | more), self._intern(more)
-        changed: dict[str, Any] = {op.target: self._intern(new)}
-        return state._replace(decided=decided, newest=newest, **changed), Returned(value)
+            more = self._intern(invariants.decided_by(op.arguments[1], op.arguments[0], state.decided))
+        if isinstance(new, SlotState):  # slots become visible each on its own: only the order within one can be seen
+            new = replace(new, visible=tuple(sorted(new.visible, key=lambda t: (t.owner, t.slot))))
+        new = self._intern(new)
+        return (None if new is old else new), more, Returned(value)
 
     def _step(self, state: State, place: int, driver: Process, op: Op) -> State:
         done, result = self._apply(state, op)
@@ -94,7 +119,21 @@ class Steps:
         return self._run_on(self._advanced(state, place, driver, result))
 
     def _advanced(self, state: State, place: int, driver: Process, result: Returned | Raised) -> State:
-        return self._settled(state, place, driver._replace(node=driver.node.after(result)))
+        stepped = driver._replace(node=driver.node.after(result, self._guess(state)))
+        return self._settled(state._replace(widowed=False) if state.widowed else state, place, stepped)
+
+    def _guess(self, state: State) -> Guess:
+        """The answers that a process gets if it goes on at once."""
+
+        def guess(op: Op) -> Returned | Raised | None:
+            nonlocal state
+            try:
+                state, result = self._apply(state, op)
+            except invariants.Violation:
+                return None  # whoever really takes this step will say so
+            return result
+
+        return guess
 
     def _settled(self, state: State, place: int, driver: Process) -> State:
         """Go through the ends of phases until the driver wants an operation, or is gone."""
@@ -104,34 +143,44 @@ class Steps:
                 state = state._replace(fruitless=0)
             next_phase = driver.node.next_phase
             if next_phase is None:
-                next_phase = driver.node.next_phase = self._next_phase(
-                    driver.setup, following(driver.setup, phase, ended)
-                )
+                following_phase = following(driver.setup, phase, ended)
+                next_phase = self._next_phase(driver.setup, following_phase, self._guess(state))
+                driver.node.next_phase = next_phase
             if isinstance(next_phase, Finished | Dead):
                 return self._gone(state, place, next_phase)
             driver = next_phase
         return self._with(state, place, driver)
 
-    def _next_phase(self, setup: Setup, phase: Phase) -> Process | Finished | Dead:
-        return phase if isinstance(phase, Finished | Dead) else self._at(setup, phase)
+    def _next_phase(self, setup: Setup, phase: Phase, guess: Guess | None = None) -> Process | Finished | Dead:
+        return phase if isinstance(phase, Finished | Dead) else self._at(setup, phase, guess)
 
     def _gone(self, state: State, place: int, end: Finished | Dead) -> State:
         rest = state.drivers[:place] + state.drivers[place + 1 :]
-        state = state._replace(running=0, switches=state.switches if rest else 0)
+        state, query = (
+            state._replace(drivers=rest, running=0, switches=state.switches if rest else 0),
+            state.drivers[place].setup.query,
+        )
+        if rest or query != state.next_setup.query:
+            return state._replace(
+                fruitless=0, widowed=self._is_widowed(state)
+            )  # why this one ended is of no account: another will say how it ends
         if isinstance(end, Finished):
-            return state._replace(drivers=rest, why="finished")
-        blameless = not rest and not state.twins and not state.messages
-        return state._replace(drivers=rest, fruitless=state.fruitless + 1 if blameless else 0, why=end.why)
+            return state._replace(why="finished")
+        return state._replace(fruitless=state.fruitless + 1, why=end.why)
+
+    def _is_widowed(self, state: State) -> bool:
+        begins = self.scenario.kinds & {"second driver", "rival"}
+        return bool(state.drivers and begins) and len(state.faults) < self.scenario.max_faults
 
     def _run_on(self, state: State) -> State:
         """Run the drivers on as far as nobody can tell in which order."""
         for place in range(len(state.drivers)):
             state = self._settled(state, place, state.drivers[place]) if place < len(state.drivers) else state
         place = 0
-        while place < len(state.drivers):
+        while place < len(state.drivers) and not state.widowed:
             driver = state.drivers[place]
             op = driver.node.op
-            if op is None or not self._is_private(state, op):
+            if op is None or not (self._is_private(state, op) or self._is_forced(state, place, op)):
                 place += 1
                 continue
             count = len(state.drivers)
@@ -142,16 +191,43 @@ class Steps:
             if len(state.drivers) < count:
                 place = 0
             state = self._normalised(state)
-        return self._normalised(state)
+        return self._normalised(self._without_refused(state))
+
+    def _without_refused(self, state: State) -> State:
+        """Drop late messages and twins that can only be refused from here on: nobody can tell whether they ever come."""
+        if not self.scenario.reduce or not (state.messages or state.twins):
+            return state
+        messages = tuple(m for m in state.messages if not self._is_refused_for_good(state, m))
+        twins = tuple(t for t in state.twins if t.node.op and not self._is_refused_for_good(state, t.node.op))
+        if len(messages) == len(state.messages) and len(twins) == len(state.twins):
+            return state
+        return state._replace(messages=messages, twins=twins)
+
+    def _is_refused_for_good(self, state: State, op: Op) -> bool:
+        """A name in a folder stays taken, unless records are deleted; fences and the newest marker only move on."""
+        name = op.transition.__name__
+        if name == "publish":
+            return op.arguments[0] in state.files.by_path and self.scenario.setup.kept_records >= NO_COMPACTION
+        if op.target != ATOMIC or name not in ("fence", "stage", "commit", "take_over"):
+            return False
+        try:
+            op.transition(state.atomic, *op.arguments)
+        except Fenced:
+            return True
+        except NotCommitted:
+            return False  # a share that is not there yet may still come
+        return False
 
     def _normalised(self, state: State) -> State:
         """The same state under the names that a run without faults gives."""
-        if len(state.drivers) != 1 or state.twins or state.atomic.staged or state.slots.pending:
+        if not self.scenario.reduce or len(state.drivers) != 1:
+            return state
+        if state.twins or state.atomic.staged or state.slots.pending:
             return state
         setup, phase, node = state.drivers[0]
         if not isinstance(phase, Log) or node is not self._node(setup, phase):
             return state
-        if (SURGERY | RECONFIGURATIONS).intersection(state.faults):
+        if aftermath(state.faults).surgery or aftermath(state.faults).reconfigured:
             return state
         like = self._faultless.get(phase.number)
         if like is None or (state.files is like.files and not state.messages):
@@ -159,7 +235,7 @@ class Steps:
         if not all(_is_spent(state, message) for message in state.messages):
             return state
         self.check(state)
-        return like._replace(faults=state.faults)
+        return like._replace(faults=state.faults, widowed=state.widowed)
 
     def _faultless_states(self, first: State) -> dict[int, State]:
         """Epoch → the state in which a run without faults is about to log it."""
@@ -180,17 +256,74 @@ class Steps:
 
     def _is_private(self, state: State, op: Op) -> bool:
         """Whether no fault can strike at this operation, and no other process or message can tell when it happens."""
+        if not self.scenario.reduce:
+            return False
         if op.transition is objects.read and op.arguments[0] in state.files.by_path:
             return self.scenario.setup.kept_records >= NO_COMPACTION  # a file never changes, as long as none is deleted
-        if len(state.drivers) > 1 or (
-            len(state.faults) < self.scenario.max_faults and (op.mutates or op.target != FILES)
-        ):
-            return False
-        others = (*state.messages, *(twin.node.op for twin in state.twins))
-        return not any(touch(op, other) for other in others)
+        return self._is_apart(state, op) and not self._can_be_disturbed(state, op)
 
-    def _at(self, setup: Setup, phase: Phase) -> Process:
-        return Process(setup, phase, self._node(setup, phase))
+    def _is_forced(self, state: State, place: int, op: Op) -> bool:
+        """Whether this operation is all that can happen: the other driver waits, and nothing else can touch it.
+
+        A phase begins with a state of its own, so that ways that have met are followed once.
+        """
+        return (
+            self.scenario.reduce
+            and self.scenario.max_switches is not None
+            and len(state.drivers) == 2
+            and place == state.running
+            and not state.drivers[place].node.is_first
+            and not self._can_be_disturbed(state, op)
+            and not self._may_pass(state)
+        )
+
+    def _may_pass(self, state: State) -> bool:
+        """Whether the other driver may have the floor now."""
+        if len(state.drivers) < 2 or self.scenario.max_switches is None:
+            return False
+        return state.switches < self.scenario.max_switches and not self._goes_alone(state, state.running)
+
+    def _goes_alone(self, state: State, place: int) -> bool:
+        """Whether what this driver does next, fault or not, is nothing to the other one, now and later."""
+        op = state.drivers[place].node.op
+        if not self.scenario.reduce or op is None:
+            return False
+        if self._is_apart(state, op):
+            return True
+        left = len(state.faults) < self.scenario.max_faults
+        return not (left or state.messages or state.twins or self._comes_to(state, 1 - place, op))
+
+    def _comes_to(self, state: State, place: int, op: Op) -> bool:
+        """Whether a driver that goes on alone to its end ever touches what this operation does."""
+        count = len(state.drivers)
+        while len(state.drivers) == count:
+            driver = state.drivers[place]
+            if touch(driver.node.op, op):
+                return True
+            assert driver.node.op is not None
+            try:
+                state, result = self._apply(state, driver.node.op)
+            except invariants.Violation:
+                return True  # whoever really takes this step will say so
+            state = self._advanced(state, place, driver, result)
+        return False
+
+    def _can_be_disturbed(self, state: State, op: Op) -> bool:
+        """Whether a fault can strike at this operation, or a message or a twin touch it."""
+        if len(state.faults) < self.scenario.max_faults and (op.mutates or any(_mortal(state, op))):
+            return True
+        others = (*state.messages, *(twin.node.op for twin in state.twins))
+        return any(touch(op, other) for other in others)
+
+    def _is_apart(self, state: State, op: Op) -> bool:
+        """Whether only one living driver ever touches what this operation does: two queries share target a, and nothing else."""
+        if len(state.drivers) < 2:
+            return True
+        one, other = state.drivers
+        return one.setup.query != other.setup.query and op.target != ATOMIC
+
+    def _at(self, setup: Setup, phase: Phase, guess: Guess | None = None) -> Process:
+        return Process(setup, phase, self._node(setup, phase, guess))
 
     def _with(self, state: State, place: int, driver: Process) -> State:
         return state._replace(drivers=(*state.drivers[:place], driver, *state.drivers[place + 1 :]))
@@ -212,14 +345,16 @@ class Steps:
             invariants.check_no_gap_by_slot(state.slots, state.decided)
             invariants.check_same_rows(state.atomic, state.slots)
         if not state.drivers and not state.twins and not state.messages and self._is_over(state):
-            self._check_end(state)
+            self.report.ends += 1
+            self.outcomes.add(self._check_end(state))
 
-    def _check_end(self, state: State) -> None:
+    def _check_end(self, state: State) -> tuple[Any, ...]:
+        """Returns what the end looks like."""
         if state.why != "finished":
             if state.why not in self._refusals(state):
                 raise invariants.Violation("recovers", f"the query can't be started any more: {state.why}")
             self.report.refused += 1
-            return
+            return state.why, state.atomic.line, state.slots.visible
         setup = state.next_setup
         logged = [n for n in range(setup.epochs) if f"{setup.root}/commits/{n}" in state.files.by_path]
         epochs = [Epoch(n, offsets_hash(state.files.by_path[f"{setup.root}/offsets/{n}"])) for n in logged]
@@ -229,14 +364,15 @@ class Steps:
             if setup.root != self.scenario.setup.root and setup.moved_from is None:
                 invariants.check_copy_untouched(state.files.by_path, setup.root)
             invariants.check_complete(shares, epochs, state.decided, Owner(setup.query, name))
-        self._check_residue(state)
+        state = self._check_residue(state)
+        return state.why, state.files, state.atomic, state.slots
 
     def _refusals(self, state: State) -> set[str]:
-        refusals = set().union(*(REFUSALS.get(fault, set()) for fault in state.faults))
+        refusals = set(aftermath(state.faults).refusals)
         return refusals if self.scenario.setup.deterministic else refusals | {"REPLAY_DIFFERS"}
 
-    def _check_residue(self, state: State) -> None:
-        """9: after recovery, nothing that older generations staged is left."""
+    def _check_residue(self, state: State) -> State:
+        """9: after recovery, nothing that older generations staged is left. Returns the state after recovery."""
         setup = state.next_setup
         node = self._node(setup, Recover())
         while node.op is not None:
@@ -244,10 +380,10 @@ class Steps:
             node = node.after(result)
         if isinstance(node.ended, Raised):
             if getattr(node.ended.error, "condition", "") in self._refusals(state):
-                return
+                return state
             raise invariants.Violation("recovers", f"recover after the end: {node.ended.error}")
-        if "emptied" in state.faults:
-            return  # what the lost ledger staged can't be told from a stranger's
+        if aftermath(state.faults).residue:
+            return state  # what the lost ledger staged can't be told from a stranger's
         owners = {Owner(setup.query, name) for name in setup.sinks}
         own = (t for t in state.slots.pending if t.owner in owners)
         # A successor can't know the ledger of an owner that never committed here: what that one staged stays.
@@ -256,18 +392,23 @@ class Steps:
         left = [*map(str, staged if "a" in setup.sinks else ()), *map(str, own)]
         if left:
             raise invariants.Violation("9 no residue", f"left after recovery: {left}")
+        return state
 
 
 def touch(one: Op | None, other: Op | None) -> bool:
     """Whether the order of two operations can matter."""
-    if one is None or other is None or one.target != other.target:
-        return False
-    if one.target != FILES:
-        return one.mutates or other.mutates
-    if not (one.mutates or other.mutates):
-        return False
-    mine, theirs = str(one.arguments[0]), str(other.arguments[0])
-    return mine == theirs or mine.rpartition("/")[0] == theirs or theirs.rpartition("/")[0] == mine
+    return one is not None and other is not None and one.footprint.touches(other.footprint)
+
+
+def _mortal(state: State, op: Op) -> Iterator[Footprint]:
+    """Shares whose death right before this operation it could notice."""
+    if op.target == ATOMIC:
+        deaths = (death_in_line(share.attempt) for share in state.atomic.staged)
+    elif op.target == SLOTS:
+        deaths = (death_in_slots(share.owner, share.attempt) for share in state.slots.pending)
+    else:
+        return
+    yield from (death for death in deaths if death.touches(op.footprint))
 
 
 def _is_spent(state: State, message: Op) -> bool:
