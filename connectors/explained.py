@@ -8,9 +8,11 @@ which says the same for it. Anything else is a defect of twophase, and keeps its
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
 from types import TracebackType
 
+from twophase import errors
 from twophase.errors import TargetUnavailable, TwophaseError
 
 _CURES = {
@@ -25,18 +27,24 @@ _CURES = {
 }
 
 
-def explained(*, owner: str | None = None, epoch: int | None = None, slot: int | None = None) -> _Explained:
-    """A context: errors that come through it are fit to be read by the person who runs the query."""
-    return _Explained(owner, epoch, slot)
+def explained(*, epoch: int | None = None, slot: int | None = None, where: str | None = None) -> _Explained:
+    """A context: errors that come through it are fit to be read by the person who runs the query.
+
+    Parameters
+    ----------
+    where:
+        What is worked on: an error of the operating system does not always name a path.
+    """
+    return _Explained(epoch, slot, where)
 
 
 @dataclass(frozen=True)
 class _Explained:
     """No generator with `contextmanager`: contextlib puts the old trace back on an error that a generator lets through."""
 
-    owner: str | None
     epoch: int | None
     slot: int | None
+    where: str | None
 
     def __enter__(self) -> None:
         return None
@@ -47,16 +55,25 @@ class _Explained:
         if isinstance(error, TwophaseError):
             raise error.with_traceback(None) from None
         if isinstance(error, OSError):
-            raise unavailable(error, owner=self.owner, epoch=self.epoch, slot=self.slot) from None
+            raise self._unavailable(error) from None
+
+    def _unavailable(self, error: OSError) -> TargetUnavailable:
+        cure = _CURES.get(error.errno or 0, "see to it that it works again")
+        place = f" (at work on {self.where})" if self.where and error.filename is None else ""
+        return TargetUnavailable(
+            f"{error}{place}: {cure}, and start the query again. Nothing of the epoch is visible in part, and nothing is lost",
+            epoch=self.epoch,
+            slot=self.slot,
+        )
 
 
-def unavailable(
-    error: OSError, *, owner: str | None = None, epoch: int | None = None, slot: int | None = None
-) -> TargetUnavailable:
-    cure = _CURES.get(error.errno or 0, "see to it that it works again")
-    return TargetUnavailable(
-        f"{error}: {cure}, and start the query again. Nothing of the epoch is visible in part, and nothing is lost",
-        owner=owner,
-        epoch=epoch,
-        slot=slot,
-    )
+_OURS = re.compile(r"twophase\.errors\.(\w+): \[\w+\] (.*)")
+
+
+def ours_in(text: str) -> TwophaseError | None:
+    """Our own error inside of what Spark says about a task that failed: its sentence, without the trace around it."""
+    found = _OURS.search(text)
+    kind = None if found is None else getattr(errors, found[1], None)
+    if found is None or not (isinstance(kind, type) and issubclass(kind, TwophaseError)):
+        return None
+    return kind(found[2])

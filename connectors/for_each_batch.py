@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 
 from twophase.connectors.arrow_schema import arrow_schema
-from twophase.connectors.explained import explained
+from twophase.connectors.explained import explained, ours_in
 from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
 from twophase.connectors.stream_writer import epoch_number
 from twophase.coordinator import Coordinator
@@ -84,7 +85,13 @@ class EpochWriter:
             self._votes[name] = []
             self._plan = plan = self._coordinator.plan_for(self._plan, name, arrow_schema(df.schema))
         task = WriteTask(self._coordinator.query.sinks[name], name, plan)
-        rows = df.mapInArrow(task, "vote string").collect()
+        try:
+            rows = df.mapInArrow(task, "vote string").collect()
+        except PySparkException as error:
+            ours = ours_in(str(error))
+            if ours is None:
+                raise
+            raise ours from None
         self._votes[name] = [Vote.from_text(row.vote) for row in rows]
 
     def close(self) -> None:
@@ -118,7 +125,7 @@ class WriteTask:
         if context is None:
             raise ProtocolViolation("a task was run outside of Spark")
         slot = context.partitionId()
-        with explained(slot=slot):
+        with explained(slot=slot, where=str(self.sink.target)):
             vote = run_task(
                 self.sink,
                 self.name,

@@ -51,8 +51,9 @@ class Format(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         with explained():
             target = target_of(with_partition_by(self._given()), self.make_sink)
-            if self._was_pickled:
-                return StreamWriter(target, None)
+        if self._was_pickled:
+            return StreamWriter(target, None)
+        with explained(where=target.where):
             return prepared_writer(target, schema, overwrite=overwrite)
 
     def reader(self, schema: StructType) -> NoReturn:

@@ -17,8 +17,9 @@ DataSource was constructed, and in the commit worker it came out of a pickle.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
@@ -31,11 +32,14 @@ from twophase.connectors.explained import explained
 from twophase.connectors.query_options import KEYS, SINK, QueryOptions, now_ms, query_of
 from twophase.coordinator import Coordinator
 from twophase.errors import OptionError, ProtocolViolation
-from twophase.options import parse
+from twophase.log import Log
+from twophase.options import key_of, parse
 from twophase.plan import EpochPlan
 from twophase.query import AnySink, Query
 from twophase.task import run_task
 from twophase.vote import Vote
+
+log = Log("twophase.stream_writer")
 
 
 @dataclass
@@ -56,6 +60,12 @@ class StreamTarget:
     def query(self) -> Query:
         return query_of(self.options, {SINK: self.sink})
 
+    @property
+    def where(self) -> str:
+        """For people: what is written to."""
+        ledger = self.options.ledger or f"{self.options.checkpoint_location}/twophase"
+        return f"{self.sink.target} or the ledger {ledger}"
+
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes one epoch. Built anew for each, and again for its commit; there it has no plan."""
@@ -69,7 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if context is None or self._plan is None:
             raise ProtocolViolation("a task was run without a plan, or outside of Spark")
         slot = context.partitionId()
-        with explained(slot=slot):
+        with explained(slot=slot, where=str(self._target.sink.target)):
             vote = run_task(
                 self._target.sink,
                 SINK,
@@ -83,12 +93,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return VoteMessage(vote.to_text())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        with explained(epoch=batchId):
+        with explained(epoch=batchId, where=self._target.where):
             Coordinator(self._target.query).commit(batchId, votes_of(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        with explained(epoch=batchId):
+        # An error here would hide the one that Spark aborts for: all that it then shows is "Writing job failed".
+        try:
             Coordinator(self._target.query).abort(batchId, votes_of(messages))
+        except Exception as error:  # noqa: BLE001 - what is left over is swept by the next prepare
+            log.warning("could not clean up", epoch=batchId, why=repr(error))
 
 
 def target_of(options: Mapping[str, str], make_sink: Any) -> StreamTarget:
@@ -104,11 +117,21 @@ def target_of(options: Mapping[str, str], make_sink: Any) -> StreamTarget:
     try:
         sink = make_sink(theirs)
     except OptionError as error:
-        problems += error.problems
+        problems += [problem + _meant(problem, theirs) for problem in error.problems]
     if query_options is None or sink is None:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise OptionError(f"{count} with the options: " + "; ".join(problems), problems=problems)
     return StreamTarget(query_options, sink)
+
+
+def _meant(problem: str, given: Mapping[str, str]) -> str:
+    """An option that the sink does not know may be a misspelt one of the query."""
+    for key in given:
+        if problem == f"unknown option {key!r}":
+            keys = {key_of(each.name).lower(): key_of(each.name) for each in fields(QueryOptions)}
+            near = difflib.get_close_matches(key.lower(), keys, n=1)
+            return f": did you mean {keys[near[0]]}?" if near else ""
+    return ""
 
 
 def prepared_writer(target: StreamTarget, schema: StructType, *, overwrite: bool) -> StreamWriter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ class QueryDescription:
     """Of the sink (for the ways with a sink: of the query)."""
     conf: dict[str, str] = field(default_factory=dict)
     schema: str = "id bigint, name string, amount double"
+    linger_s: float = 0.0
+    """How long the first attempt of slot 0 of epoch 1 waits after its last row, before it says that it was the last."""
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -82,6 +85,8 @@ def _start(spark: Any, told: QueryDescription) -> Any:
         .option("latestFirst", "false")
         .parquet(told.input)
     )
+    if told.linger_s:
+        rows = rows.mapInArrow(_lingering(told.linger_s), told.schema)
     writer = rows.writeStream.option("checkpointLocation", told.checkpoint).trigger(availableNow=True)
     if told.way == "format":
         return writer.format("twophase-files").options(**told.options).start(told.table)
@@ -92,6 +97,22 @@ def _start(spark: Any, told: QueryDescription) -> Any:
         sinks = {"even": FilesSink(told.table), "odd": FilesSink(told.second)}
         return writer.foreachBatch(twophase.exactly_once(_split, **sinks).options(**told.options)).start()
     return writer.foreachBatch(lambda batch, _: batch.write.mode("append").parquet(told.table)).start()
+
+
+def _lingering(seconds: float) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def linger(batches: Iterator[Any]) -> Iterator[Any]:
+        import time
+
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        if context is None or context.getLocalProperty("streaming.sql.batchId") != "1":
+            return
+        if context.partitionId() == 0 and context.attemptNumber() == 0:
+            time.sleep(seconds)
+
+    return linger
 
 
 def _split(batch: Any, epoch: Any) -> None:
