@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model import state, steps
 from tests.model.bounds import SMALL, Bound
 from tests.model.explorer import Explorer
 from tests.model.invariants import Violation
@@ -41,13 +40,9 @@ def test_what_makes_a_mistake_visible_is_the_mistake() -> None:
         assert Explorer(scenario).run().complete
 
 
-def test_a_refusal_that_is_allowed_to_two_faults_together_does_happen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it does not any more, the table must not allow it."""
-    allowed = state.REFUSALS_TOGETHER
-    monkeypatch.setattr(state, "REFUSALS_TOGETHER", {})
-    monkeypatch.setattr(steps, "aftermath", state.aftermath.__wrapped__)  # what was remembered knows the table
-    for faults, errors in allowed.items():
-        scenario = Scenario(Setup(0, sinks=("b",), epochs=1), max_faults=len(faults), kinds=faults)
-        with pytest.raises(Violation, match="|".join(errors)) as caught:
-            Explorer(scenario).run()
-        assert caught.value.invariant == "recovers"
+def test_a_share_that_is_begun_again_after_its_death_does_not_stop_the_query_for_good() -> None:
+    """A request that came twice brings it back, not voted for: the decision names it, so no sweep before the roll-forward may."""
+    faults = frozenset({"duplicate request", "share dies"})
+    report = Explorer(Scenario(Setup(0, sinks=("b",), epochs=1), max_faults=2, kinds=faults)).run()
+
+    assert report.complete

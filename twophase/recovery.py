@@ -7,7 +7,7 @@
     fence               older generations out of the targets, as far as those can
     read markers        what is visible, in doubt or not
     sweep               what older generations staged and no open decision names
-    roll forward        the newest decision, where a sink lacks it
+    roll forward        the newest decision, where a sink lacks it; sweep what was proven dead
     take over           targets that another owner has, if asked to
 
 The order is the point. Sweeping before the generation is published would delete what a live driver is about to decide; rolling
@@ -68,6 +68,7 @@ def enter(query: Query, epoch: Epoch, *, tasks: bool) -> Entered:
     sweep(query, prepare, statuses, found)
     failpoints.hit("prepare.swept", owner=query.name, epoch=epoch.number)
     dead = finish_decision(query, prepare, statuses, skip=due.keys())
+    sweep_dead(query, prepare, dead)
     if tasks:  # only an epoch that is about to be written can follow a take-over
         dead |= take_over(query, prepare, due)
     failpoints.hit("prepare.rolled_forward", owner=query.name, epoch=epoch.number)
@@ -190,6 +191,26 @@ def finish_decision(
             epoch=number,
         )
     return dead
+
+
+def sweep_dead(query: Query, prepare: Prepare, dead: Dead) -> None:
+    """Abort what is left of decided shares that were proven dead: no sweep before could, because a decision names them.
+
+    What is left are the others of an atomic decision, which can't be committed without the dead one; and what a request that
+    came twice brought back, for which a target by slot would be in doubt until it expires.
+    """
+    decision = prepare.decision
+    for name, slots in dead.items():
+        assert decision is not None, "only a decision's shares can be proven dead"
+        sink = query.sinks[name]
+        marks = {sink.mark(share) for share in query.order(name, decision).shares if share.slot in slots}
+        doomed = [left for left in sink.leftovers(query.owner(name)) if left.mark in marks]
+        if not doomed:
+            continue
+        require_newest(query, prepare)
+        failpoints.hit("sweep.before_abort", owner=query.name, epoch=prepare.epoch.number)
+        sink.abort(query.owner(name), doomed)
+        log.info("swept after their death", owner=query.owner(name), epoch=prepare.epoch.number, leftovers=len(doomed))
 
 
 def roll_forward(

@@ -112,12 +112,15 @@ def check_request(op: Op, before: object, decided: Decided, newest: Decided) -> 
             if not any(named == str(attempt) and sink == owner.sink for sink, _, named in _attempts(decided)):
                 raise Violation("1 decided before commit", f"a commit was asked for that nobody decided: {attempt}")
         case "end", (owner, attempt, False), SlotState(pending=pending):
-            doomed = {str(t.attempt) for t in pending if t.attempt == attempt and t.owner == owner}
+            # One that was begun again after its death, and is not voted for, can't be committed.
+            doomed = {str(t.attempt) for t in pending if t.attempt == attempt and t.owner == owner and t.voted}
             _check_deletion(doomed, newest, owner.sink)
         case "abort", (marks,), HeapState(staged=staged, line=line):
             visible = {str(share.attempt) for committed in line for share in committed.shares}
             doomed = {str(s.attempt) for s in staged if (s.owner, str(s.attempt)) in marks}
-            _check_deletion(doomed - visible, newest, "a")
+            # All or nothing: without one of its shares the decision can't be committed, and so none of the others.
+            if {named.attempt for named in newest if named.sink == "a"} <= {str(s.attempt) for s in staged} | visible:
+                _check_deletion(doomed - visible, newest, "a")
         case _:
             return
 

@@ -334,7 +334,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "lost reply taken for a dead share",
         several(swap(recovery, "roll_forward", unknown_is_dead), UNGUARDED),
-        "4 once",
+        "5 delete only when certain",
         frozenset({"crash", "lost reply"}),
         2,
     ),

@@ -43,14 +43,6 @@ REFUSALS = {
 }
 """Fault → with which errors a query may stop for good because of it. Everything else must be recovered from."""
 
-REFUSALS_TOGETHER = {
-    # A begin that comes a second time, after its share was decided and died, brings back a share that is not voted for. The open
-    # decision names it, so it is not swept, and the target is in doubt until it expires.
-    frozenset({"duplicate request", "share dies"}): {"OUTCOME_UNKNOWN"},
-}
-"""The same for faults that allow it only together."""
-
-
 FIRST = Setup(0)
 
 
@@ -102,9 +94,7 @@ class Aftermath(NamedTuple):
 
 
 def _refusals(struck: set[str]) -> set[str]:
-    alone = (REFUSALS.get(fault, set()) for fault in struck)
-    together = (errors for faults, errors in REFUSALS_TOGETHER.items() if faults <= struck)
-    return set().union(*alone, *together)
+    return set().union(*(REFUSALS.get(fault, set()) for fault in struck))
 
 
 @functools.cache
