@@ -37,7 +37,7 @@ from twophase.connectors.explained import explained, ours_in
 from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
 from twophase.connectors.stream_writer import epoch_number
 from twophase.coordinator import Coordinator
-from twophase.errors import OptionError, ProtocolViolation
+from twophase.errors import NotCommitted, OptionError, ProtocolViolation
 from twophase.log import Log
 from twophase.options import parse
 from twophase.plan import EpochPlan
@@ -60,7 +60,7 @@ class EpochWriter:
     def __init__(self, coordinator: Coordinator, plan: EpochPlan):
         self._coordinator = coordinator
         self._plan = plan
-        self._votes: dict[str, list[Vote]] = {}
+        self._votes: dict[str, list[Vote] | None] = {}  # None: begun, and not done
         self._open = True
         self._lock = threading.Lock()
 
@@ -75,14 +75,24 @@ class EpochWriter:
 
     @property
     def votes(self) -> list[Vote]:
-        return [vote for votes in self._votes.values() for vote in votes]
+        return [vote for votes in self._votes.values() if votes is not None for vote in votes]
+
+    def require_done(self) -> None:
+        """Raise unless every write that was begun has come to its end: one that failed would be an empty share."""
+        unfinished = [name for name, votes in self._votes.items() if votes is None]
+        if unfinished:
+            raise NotCommitted(
+                f"the write to {', '.join(unfinished)} failed or has not ended, and the function returned all the same: let its "
+                "error through, and wait for its threads. Nothing was decided",
+                epoch=self.number,
+            )
 
     def write(self, name: str, df: DataFrame) -> None:
         """Write these rows to the sink of this name, as its whole share of the epoch: invisible until the epoch is committed."""
         # The function may write its sinks from several threads; each job then runs beside the others.
         with explained(epoch=self.number), self._lock:
             self._require_writable(name)
-            self._votes[name] = []
+            self._votes[name] = None
             self._plan = plan = self._coordinator.plan_for(self._plan, name, arrow_schema(df.schema))
         task = WriteTask(self._coordinator.query.sinks[name], name, plan)
         try:
@@ -185,6 +195,7 @@ class ExactlyOnce:
             self.function(batch, epoch)
             epoch.close()
             with explained(epoch=number):
+                epoch.require_done()
                 coordinator.commit(number, epoch.votes, plan=epoch.plan)
         except Exception as error:
             epoch.close()

@@ -157,7 +157,10 @@ def epoch_number(context: TaskContext) -> int:
     """The epoch that Spark says this task belongs to."""
     number = context.getLocalProperty("streaming.sql.batchId")
     if number is None:
-        raise ProtocolViolation("Spark does not say which epoch this task belongs to: it is not part of a micro-batch")
+        raise ProtocolViolation(
+            "Spark does not say which epoch this task belongs to: it is not part of a micro-batch, or was started from a thread "
+            "that does not inherit Spark's properties (pyspark.InheritableThread does)"
+        )
     return int(number)
 
 
