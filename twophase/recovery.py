@@ -185,8 +185,8 @@ def finish_decision(
     if dead and (decision.epoch.number < number or query.checkpoint.is_committed(number)):
         raise CheckpointMismatch(
             f"epoch {decision.epoch} was decided, and Spark has logged it as committed, but the target lost the shares of "
-            f"{describe(dead)}: it was emptied or restored, or the query was pointed at another one. Nothing was written. Restore it, "
-            "or point the query at the one that it wrote to.",
+            f"{describe(dead)}: it was emptied or restored, or the query was pointed at another one. Nothing was written. Restore "
+            "it, or point the query at the one that it wrote to.",
             owner=query.name,
             epoch=number,
         )

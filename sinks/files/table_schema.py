@@ -161,7 +161,8 @@ def _json_holds(kind: pa.DataType) -> bool:
 
 
 def _csv_holds(kind: pa.DataType) -> bool:
-    return _json_holds(kind) and not (types.is_nested(kind) or types.is_binary(plain(kind)))
+    binary = types.is_binary(plain(kind)) or types.is_fixed_size_binary(kind)
+    return _json_holds(kind) and not (types.is_nested(kind) or binary)
 
 
 _HOLDS: Mapping[str, _Holds] = {"parquet": _parquet_holds, "json": _json_holds, "csv": _csv_holds}

@@ -119,7 +119,7 @@ class FilesTransaction(Transaction[FilesHandle]):
             for partition, part in partitions.split(batch, self._form.partition_by):
                 self._gather(partition, part)
         elif batch.num_rows:
-            self._gather("", batch)
+            self._gather("", _copy(batch))
 
     def pre_commit(self) -> FilesHandle:
         self._done = True
@@ -244,6 +244,12 @@ class FilesTransaction(Transaction[FilesHandle]):
             raise Fenced(
                 f"{self._folder} is gone: a newer generation of the query came", slot=self._task.slot
             ) from error
+
+
+def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What was handed over may be overwritten while it is gathered. A column concatenated with nothing is a copy of its rows."""
+    columns = [pa.concat_arrays([column, column.slice(0, 0)]) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _same_columns(one: pa.Schema, other: pa.Schema) -> bool:

@@ -140,7 +140,9 @@ class SlotSink(Sink[SlotHandle]):
         dead = []
         for share, done in zip(order.shares, finished, strict=True):
             marker = state.marker(order.owner, share.slot)
-            if not done and (marker is None or marker.by != str(share.attempt)):
+            # Epochs commit in order: a marker at a later one says that this one is visible.
+            followed = marker is not None and marker.epoch.number > order.epoch.number
+            if not done and not followed and (marker is None or marker.by != str(share.attempt)):
                 dead.append(share.slot)
         if dead:
             raise NotCommitted("expired", dead_slots=dead)

@@ -1,0 +1,241 @@
+"""Checkers: what must hold of a target, as plain functions over what was written and what readers saw.
+
+::
+
+    History(written, reads) ─► checker ─► findings: a sentence for each violation; empty means that all is well
+
+================  ==============================================================================================
+no_loss           a read has every row of every epoch that was committed when it began
+no_duplicate      no row is there twice
+no_stranger       no row is there that nobody wrote
+nothing_early     no row is there of an epoch that was not decided when the read ended
+no_torn_epoch     an epoch is there whole or not at all                             (sinks that are atomic across tasks)
+gapless_prefix    no row is there of an epoch whose predecessors are not there whole
+nothing_vanishes  what one read has seen, every later one sees
+in_order          rows of one slot of an epoch are in the order in which they were written        (where promised)
+in_its_epoch      a row is shown under the epoch that wrote it                      (targets that show epochs)
+no_residue        nothing is staged any more
+same_rows         every replay of a range gives the same rows                                            (sources)
+================  ==============================================================================================
+
+Rows are any hashable values, and no two of a history are equal: only so can a row be traced to its epoch. `violations` runs
+all checkers that concern a history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+Row = Hashable
+Slots = Sequence[Sequence[Row]]
+"""The rows of each slot of an epoch, in the order in which they were written."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one reader saw, at one moment."""
+
+    rows: Sequence[Row]
+    committed: int | None = None
+    """The newest epoch that was committed when the read began; None if none was."""
+    decided: int | None = None
+    """The newest epoch that was decided when the read ended: later ones must not be there. None if none was."""
+    under: Sequence[int] | None = None
+    """The epoch that the target shows each row under, if it shows any."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What a query wrote, epoch by epoch, and what readers saw in the course of time."""
+
+    written: Mapping[int, Slots]
+    reads: Sequence[Read] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        counts = Counter(row for slots in self.written.values() for slot in slots for row in slot)
+        twice = [row for row, count in counts.items() if count > 1]
+        if twice:
+            raise ValueError(f"rows of a history must differ, and {_some(twice)} are written twice")
+
+    @cached_property
+    def origin(self) -> Mapping[Row, tuple[int, int, int]]:
+        """Epoch, slot and place in the slot of every row."""
+        return {
+            row: (epoch, slot, place)
+            for epoch, slots in self.written.items()
+            for slot, rows in enumerate(slots)
+            for place, row in enumerate(rows)
+        }
+
+    def rows_of(self, epoch: int) -> set[Row]:
+        return {row for slot in self.written[epoch] for row in slot}
+
+
+def violations(history: History, *, atomic: bool, ordered: bool) -> list[str]:
+    """The findings of every checker that concerns such a sink."""
+    checkers = [no_loss, no_duplicate, no_stranger, nothing_early, gapless_prefix, nothing_vanishes, in_its_epoch]
+    checkers += [no_torn_epoch] if atomic else []
+    checkers += [in_order] if ordered else []
+    return [finding for checker in checkers for finding in checker(history)]
+
+
+def no_loss(history: History) -> list[str]:
+    return list(_no_loss(history))
+
+
+def _no_loss(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        seen = set(read.rows)
+        for epoch in sorted(history.written):
+            missing = history.rows_of(epoch) - seen
+            if read.committed is not None and epoch <= read.committed and missing:
+                yield f"{_read(at)}: epoch {epoch} was committed, and {_rows(missing)} missing"
+
+
+def no_duplicate(history: History) -> list[str]:
+    return list(_no_duplicate(history))
+
+
+def _no_duplicate(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        for row, count in Counter(read.rows).items():
+            if count > 1:
+                yield f"{_read(at)}: row {row!r} is there {count} times"
+
+
+def no_stranger(history: History) -> list[str]:
+    return list(_no_stranger(history))
+
+
+def _no_stranger(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        strange = {row for row in read.rows if row not in history.origin}
+        if strange:
+            yield f"{_read(at)}: {_rows(strange)} there that nobody wrote"
+
+
+def nothing_early(history: History) -> list[str]:
+    return list(_nothing_early(history))
+
+
+def _nothing_early(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        for epoch, rows in _seen_by_epoch(history, read).items():
+            if read.decided is None or epoch > read.decided:
+                yield f"{_read(at)}: epoch {epoch} was not decided, and {_rows(rows)} there"
+
+
+def no_torn_epoch(history: History) -> list[str]:
+    return list(_no_torn_epoch(history))
+
+
+def _no_torn_epoch(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        for epoch, rows in _seen_by_epoch(history, read).items():
+            missing = history.rows_of(epoch) - rows
+            if missing:
+                yield f"{_read(at)}: epoch {epoch} is torn: {_rows(rows)} there, and {_rows(missing)} missing"
+
+
+def gapless_prefix(history: History) -> list[str]:
+    return list(_gapless_prefix(history))
+
+
+def _gapless_prefix(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        seen = _seen_by_epoch(history, read)
+        newest = max(seen, default=None)
+        for epoch in sorted(history.written):
+            if newest is not None and epoch < newest and history.rows_of(epoch) - seen.get(epoch, set()):
+                yield f"{_read(at)}: rows of epoch {newest} are there, and epoch {epoch} before it is not there whole"
+
+
+def nothing_vanishes(history: History) -> list[str]:
+    return list(_nothing_vanishes(history))
+
+
+def _nothing_vanishes(history: History) -> Iterator[str]:
+    for at, (before, after) in enumerate(pairwise(history.reads), start=1):
+        gone = {row for row in set(before.rows) - set(after.rows) if row in history.origin}
+        if gone:
+            yield f"{_read(at)}: {_rows(gone)} not there any more"
+
+
+def in_order(history: History) -> list[str]:
+    return list(_in_order(history))
+
+
+def _in_order(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        last: dict[tuple[int, int], tuple[int, Row]] = {}
+        for row in read.rows:
+            if row not in history.origin:
+                continue
+            epoch, slot, place = history.origin[row]
+            before, previous = last.get((epoch, slot), (-1, None))
+            if place < before:
+                yield f"{_read(at)}: epoch {epoch}, slot {slot}: row {row!r} comes after {previous!r}, and was written before it"
+            last[epoch, slot] = (max(place, before), row if place >= before else previous)
+
+
+def in_its_epoch(history: History) -> list[str]:
+    return list(_in_its_epoch(history))
+
+
+def _in_its_epoch(history: History) -> Iterator[str]:
+    for at, read in enumerate(history.reads):
+        if read.under is None:
+            continue
+        for row, shown in zip(read.rows, read.under, strict=True):
+            if row in history.origin and history.origin[row][0] != shown:
+                yield f"{_read(at)}: row {row!r} of epoch {history.origin[row][0]} is shown under epoch {shown}"
+
+
+def no_residue(residue: Iterable[str]) -> list[str]:
+    """Over what a target still holds besides its rows, by name."""
+    return [f"left behind: {what}" for what in residue]
+
+
+def same_rows(replays: Sequence[Sequence[Row]], *, ordered: bool = False) -> list[str]:
+    """Over the rows that one range gave, each time that it was read; the first is what the others are compared with."""
+    return list(_same_rows(replays, ordered=ordered))
+
+
+def _same_rows(replays: Sequence[Sequence[Row]], *, ordered: bool) -> Iterator[str]:
+    for at, rows in enumerate(replays[1:], start=1):
+        first, now = Counter(replays[0]), Counter(rows)
+        if first - now:
+            yield f"replay {at}: {_rows(list((first - now).elements()))} missing"
+        if now - first:
+            yield f"replay {at}: {_rows(list((now - first).elements()))} there that the first did not give"
+        if ordered and first == now and list(rows) != list(replays[0]):
+            yield f"replay {at}: the rows are in another order"
+
+
+def _seen_by_epoch(history: History, read: Read) -> dict[int, set[Row]]:
+    seen: dict[int, set[Row]] = {}
+    for row in read.rows:
+        if row in history.origin:
+            seen.setdefault(history.origin[row][0], set()).add(row)
+    return seen
+
+
+def _read(at: int) -> str:
+    return f"read {at}"
+
+
+def _rows(rows: Iterable[Row]) -> str:
+    """Of one row: "row 3 is"; of more: "rows 3, 4 and 2 more are"."""
+    listed = list(rows)
+    return f"row {_some(listed)} is" if len(listed) == 1 else f"rows {_some(listed)} are"
+
+
+def _some(rows: Iterable[Row]) -> str:
+    shown = sorted(repr(row) for row in rows)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more

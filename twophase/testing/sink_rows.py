@@ -1,0 +1,147 @@
+"""What a sink promises about rows: none, many, of every type, in batches of any size, and in memory that is not its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from twophase.errors import TwophaseError
+from twophase.sink import Outcome
+from twophase.testing.arrow_columns import ARROW_COLUMNS, same_values
+from twophase.testing.sink_capabilities import only_if
+from twophase.testing.sink_steps import SinkSteps
+
+
+class SinkRows:
+    # ---- none ----
+
+    def test_shares_and_epochs_without_rows_are_ordinary(self, steps: SinkSteps) -> None:
+        """No batch at all, a batch without rows, one empty slot beside a full one, and whole epochs of nothing."""
+        empty = steps.target.batch([])
+        plan = steps.prepare(0)
+        steps.commit(steps.order(plan, steps.write(plan, 0), steps.write(plan, 1, empty, empty)))
+        assert (steps.visible(), steps.marker() is None) == ([], False)
+        steps.epoch(1, [])
+        plan = steps.prepare(2)
+        steps.commit(steps.order(plan, steps.write(plan, 0, empty), steps.share(plan, 1, [1]), steps.write(plan, 2)))
+        order = steps.epoch(3, [], [], [])
+        assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+        steps.epoch(4, [2])
+        assert (steps.visible(), list(steps.target.residue())) == ([1, 2], [])
+
+    # ---- many ----
+
+    def test_a_thousand_slots(self, steps: SinkSteps) -> None:
+        """A tiny share for each of a thousand slots (or `many_slots`), then an epoch with a few."""
+        slots = [[value] for value in range(steps.target.many_slots)]
+        order = steps.epoch(0, *slots)
+        assert steps.visible() == list(range(len(slots)))
+        assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+        steps.epoch(1, [len(slots)], [len(slots) + 1])
+        assert steps.visible() == list(range(len(slots) + 2))
+        assert list(steps.target.residue()) == []
+
+    def test_the_number_of_slots_may_change_from_epoch_to_epoch(self, steps: SinkSteps) -> None:
+        """One slot, then four, then two: the newest markers are of the newest epoch, and nothing is lost."""
+        value = iter(range(100))
+        for number, count in enumerate((1, 4, 2, 3)):
+            order = steps.epoch(number, *([next(value)] for _ in range(count)))
+            marker = steps.marker()
+            assert marker is not None
+            assert marker.epoch == order.epoch
+        assert steps.visible() == list(range(10))
+
+    def test_one_huge_batch_and_very_many_tiny_ones(self, steps: SinkSteps) -> None:
+        """A hundred thousand rows (or `many_rows`) in one batch; a thousand (or `many_batches`) of a row, some without any."""
+        count, batches = steps.target.many_rows, steps.target.many_batches
+        plan = steps.prepare(0)
+        huge = steps.write(plan, 0, steps.target.batch(range(count)))
+        tiny = [steps.target.batch([value] if value % 10 else []) for value in range(count, count + batches)]
+        steps.commit(steps.order(plan, huge, steps.write(plan, 1, *tiny)))
+        assert steps.visible() == [*range(count), *(v for v in range(count, count + batches) if (v - count) % 10)]
+
+    # ---- memory and order ----
+
+    def test_a_batch_may_be_a_slice_of_a_larger_one(self, steps: SinkSteps) -> None:
+        """Arrow's arrays have offsets: only the rows of the slice are written."""
+        batch = steps.target.batch(range(100))
+        plan = steps.prepare(0)
+        steps.commit(steps.order(plan, steps.write(plan, 0, batch.slice(10, 5), batch.slice(50), batch.slice(0, 0))))
+        assert steps.visible() == [*range(10, 15), *range(50, 100)]
+
+    def test_memory_that_is_used_again_spoils_nothing(self, steps: SinkSteps) -> None:
+        """Spark writes its next batch where the last one lay: what was handed over must have been copied."""
+        batch = steps.target.batch([0, 1, 2])
+        borrowed, memory = _borrowed(batch)
+        plan = steps.prepare(0)
+        task = steps.task(plan, 0)
+        transaction = steps.sink().begin(plan, task)
+        transaction.write(borrowed)
+        memory[:] = 0
+        share = steps.vote(transaction, task, batch)
+        steps.commit(steps.order(plan, share))
+        assert steps.visible() == [0, 1, 2]
+
+    def test_rows_of_a_slot_keep_their_order(self, steps: SinkSteps) -> None:
+        """Where the sink declares it: over several batches, each slot's rows are read in the order of their writing."""
+        only_if(steps, ordered=True)
+        rows = [[5, 3, 9], [1], [], [8, 2]]
+        plan = steps.prepare(0)
+        one = steps.write(plan, 0, *(steps.target.batch(part) for part in rows))
+        steps.commit(steps.order(plan, one, steps.share(plan, 1, [104, 102, 103])))
+        values = steps.target.values()
+        assert [value for value in values if value < 100] == [5, 3, 9, 1, 8, 2]
+        assert [value for value in values if value >= 100] == [104, 102, 103]
+
+    def test_an_overwriting_epoch_replaces_all_before_it(self, steps: SinkSteps) -> None:
+        """Where the sink declares it: Spark's complete mode, also with an epoch without rows, and repeated."""
+        only_if(steps, overwrites=True)
+        steps.epoch(0, [1, 2])
+        for number, values in ((1, [3]), (2, []), (3, [4, 5])):
+            plan = steps.prepare(number, overwrite=True)
+            order = steps.order(plan, steps.share(plan, 0, values))
+            steps.commit(order)
+            assert steps.visible() == values
+            assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+            assert steps.visible() == values
+
+    # ---- types ----
+
+    @pytest.mark.parametrize("kind", ARROW_COLUMNS)
+    def test_values_of_any_type_come_back_as_they_were_or_are_refused(self, steps: SinkSteps, kind: str) -> None:
+        """Edge values and a null of one Arrow type. What the target claims comes back; nothing comes back altered."""
+        column = ARROW_COLUMNS[kind]
+        batch = steps.target.typed_batch(column)
+        if batch is None:
+            pytest.skip("by claim: this target has no room for a column of another type")
+        claimed = kind in steps.target.arrow_types
+        try:
+            plan = steps.prepare(0, schema=batch.schema)
+            order = steps.order(plan, steps.write(plan, 0, batch), steps.write(plan, 1))
+        except TwophaseError:
+            if claimed:
+                raise
+            steps.sweep()
+            assert (list(steps.target.read()), list(steps.target.residue())) == ([], [])
+            return
+        assert steps.commit(order) is Outcome.COMMITTED
+        expected, found = column.to_pylist(), steps.target.typed_values()
+        assert _different(expected, found) == [], f"values of {kind} came back altered"
+
+
+def _borrowed(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The same rows, lying in memory that somebody else can write to; and that memory."""
+    copy = pa.BufferOutputStream()
+    with pa.ipc.new_stream(copy, batch.schema) as stream:
+        stream.write_batch(batch)
+    memory = np.frombuffer(copy.getvalue().to_pybytes(), np.uint8).copy()
+    return pa.ipc.open_stream(pa.py_buffer(memory.data)).read_next_batch(), memory
+
+
+def _different(expected: list[Any], found: list[Any]) -> list[tuple[Any, Any]]:
+    if len(expected) != len(found):
+        return [(expected, found)]
+    return [(one, other) for one, other in zip(expected, found, strict=True) if not same_values(one, other)]

@@ -1,0 +1,77 @@
+"""SinkTarget: what the suite needs to know of a target, besides its sink. Whoever adopts the suite writes one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from twophase.identity import Owner
+from twophase.query import AnySink
+from twophase.sink import Share
+from twophase.testing.arrow_columns import ARROW_COLUMNS
+
+VALUE = "value"
+TYPED = "typed"
+
+
+class SinkTarget(ABC):
+    """One target, empty when a test begins.
+
+    Every test writes rows with a number each, in the column `value`, so that a row can be traced wherever it turns up.
+    """
+
+    @abstractmethod
+    def sink(self) -> AnySink:
+        """A sink that writes to the target: a new object at each call, as another process would make it."""
+
+    @abstractmethod
+    def read(self) -> Sequence[Mapping[str, Any]]:
+        """The rows that a reader sees now, in the reader's order. A reader that knows nothing of twophase, if there is one."""
+
+    @abstractmethod
+    def residue(self) -> Sequence[str]:
+        """Everything that is in the target besides rows and markers, each by a name: what is staged, locked or half done.
+
+        Ask the target itself and not the sink: this is what `Sink.leftovers` is held against.
+        """
+
+    # ---- what the target claims beyond the sink's capabilities ----
+
+    fences: bool = False
+    """Whether `Sink.fence` keeps older generations of its ledger out of staging from then on. The contract leaves it open."""
+    arrow_types: Collection[str] = frozenset(ARROW_COLUMNS)
+    """The types, as named in `ARROW_COLUMNS`, whose values come back as they were. Others must be refused, or come back too."""
+    failpoints: Sequence[str] = ()
+    """The sink's own failpoints on the driver, where queries are killed besides those of the protocol."""
+    many_slots: int = 1000
+    many_rows: int = 100_000
+    many_batches: int = 1000
+
+    # ---- what rarely needs another answer ----
+
+    def batch(self, values: Sequence[int]) -> pa.RecordBatch:
+        """Rows with these numbers. For a target that wants other columns; `values` must then give the numbers back."""
+        return pa.record_batch([pa.array(values, pa.int64())], names=[VALUE])
+
+    def values(self) -> list[int]:
+        """The numbers of the rows that a reader sees now, in the reader's order."""
+        return [int(row[VALUE]) for row in self.read()]
+
+    def typed_batch(self, column: pa.Array[Any]) -> pa.RecordBatch | None:
+        """Rows with numbers from 0, and this column, called `typed`; None if the target has no room for other columns."""
+        return pa.record_batch([pa.array(range(len(column)), pa.int64()), column], names=[VALUE, TYPED])
+
+    def typed_values(self) -> list[Any]:
+        """The column `typed`, in the order of the rows' numbers."""
+        return [row[TYPED] for row in sorted(self.read(), key=lambda row: int(row[VALUE]))]
+
+    def lose(self, owner: Owner, share: Share[Any]) -> None:
+        """Destroy what is staged for this share, as an expired transaction or a lost disk would.
+
+        By default whatever has the share's mark is aborted: other shares with the same mark are lost with it.
+        """
+        sink = self.sink()
+        sink.abort(owner, [left for left in sink.leftovers(owner) if left.mark == sink.mark(share)])

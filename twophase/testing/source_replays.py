@@ -1,0 +1,242 @@
+"""What a source promises: the same range gives the same rows until it is acknowledged, and nothing vanishes silently."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from twophase.errors import DataLost
+from twophase.source import NO_LIMIT, ReadLimit
+from twophase.testing.checkers import same_rows
+from twophase.testing.source_origin import AnySource, SourceOrigin
+
+UNITS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+ALL = list(range(10))
+
+_RESTARTED = """
+import pickle, sys
+sys.path[:0], source, start, end = pickle.load(sys.stdin.buffer)
+source = pickle.loads(source)
+rows = [row for split in source.plan(start, end) for batch in source.read(split) for row in batch.to_pylist()]
+sys.stdout.buffer.write(pickle.dumps(rows))
+"""
+
+
+class SourceReplays:
+    # ---- replay ----
+
+    def test_the_same_range_read_twice_gives_the_same_rows(self, full: SourceOrigin) -> None:
+        """By one object, by a new one, and by one that was pickled; splits travel too."""
+        source = full.source()
+        start = source.earliest()
+        end = source.latest(start)
+        sources = [source, source, full.source(), pickle.loads(pickle.dumps(source))]
+        replays = [rows_of(full, each, start, end) for each in sources]
+        assert sorted(replays[0]) == ALL
+        assert same_rows(replays, ordered=full.ordered) == []
+
+    def test_the_same_range_gives_the_same_rows_however_it_is_split(self, full: SourceOrigin) -> None:
+        """Into one, two, or many tasks: no row is in two splits, and none is in no split."""
+        start = full.source().earliest()
+        end = full.source().latest(start)
+        replays = [rows_of(full, full.split_in(tasks), start, end) for tasks in (1, 2, 3, 50)]
+        assert sorted(replays[0]) == ALL
+        assert same_rows(replays) == []
+
+    def test_the_same_range_gives_the_same_rows_in_another_process(self, full: SourceOrigin) -> None:
+        """After a restart: the source comes out of a pickle in a process that knows nothing else."""
+        if not full.outlives_process:
+            pytest.skip("by claim: this is for sources with outlives_process=True")
+        source = full.source()
+        start = source.earliest()
+        middle = source.latest(start, ReadLimit(rows=4))
+        end = source.latest(middle)
+        given = pickle.dumps((sys.path, pickle.dumps(full.source()), middle, end))
+        answer = subprocess.run([sys.executable, "-c", _RESTARTED], input=given, capture_output=True, check=False)
+        assert answer.returncode == 0, answer.stderr.decode()
+        again = [full.value(row) for row in pickle.loads(answer.stdout)]
+        assert same_rows([rows_of(full, source, middle, end), again]) == []
+
+    def test_the_same_range_gives_the_same_rows_while_data_arrive(self, full: SourceOrigin) -> None:
+        """New units between latest and plan, between plan and read, and in the middle of a read: none is in the range."""
+        source = full.source()
+        start = source.earliest()
+        end = source.latest(start)
+        full.add([100])
+        splits = source.plan(start, end)
+        full.add([101])
+        rows = []
+        for split in splits:
+            for batch in source.read(split):
+                rows += [full.value(row) for row in batch.to_pylist()]
+                full.add([102 + len(rows)])
+        assert sorted(rows) == ALL
+        assert sorted(rows_of(full, full.source(), start, end)) == ALL
+        later = rows_of(full, source, end, source.latest(end))
+        assert {100, 101} <= set(later)
+        assert not set(later) & set(ALL)
+
+    def test_a_read_that_was_given_up_can_be_begun_again(self, full: SourceOrigin) -> None:
+        """A task dies after its first batch, and is run again, while another reads the same split."""
+        source = full.source()
+        start = source.earliest()
+        end = source.latest(start)
+        for split in source.plan(start, end):
+            given_up = iter(source.read(split))
+            next(given_up, None)
+            del given_up
+            one, other = iter(source.read(split)), iter(full.source().read(split))
+            assert all(a.equals(b) for a, b in zip(one, other, strict=True))
+        assert sorted(rows_of(full, source, start, end)) == ALL
+
+    # ---- offsets and schema ----
+
+    def test_offsets_are_json_objects_as_text(self, full: SourceOrigin) -> None:
+        """Spark stores them in offsets/N, and hands them back as they were."""
+        source = full.source()
+        start = source.earliest()
+        for offset in (start, source.latest(start), source.latest(start, ReadLimit(rows=1)), source.newest()):
+            assert isinstance(offset, str)
+            assert isinstance(json.loads(offset), dict)
+            assert "\n" not in offset, "offsets/N has an offset a line"
+
+    def test_every_batch_has_the_schema_of_the_source(self, full: SourceOrigin) -> None:
+        """All batches of all splits, also when a source that came out of a pickle reads them."""
+        source = full.source()
+        start = source.earliest()
+        for split in source.plan(start, source.latest(start)):
+            for batch in pickle.loads(pickle.dumps(source)).read(pickle.loads(pickle.dumps(split))):
+                assert isinstance(batch, pa.RecordBatch)
+                assert batch.schema.equals(source.schema())
+
+    # ---- from range to range ----
+
+    @pytest.mark.parametrize(
+        "limit",
+        [NO_LIMIT, ReadLimit(rows=0), ReadLimit(rows=1), ReadLimit(rows=5), ReadLimit(bytes=0), ReadLimit(1, 1)],
+        ids=str,
+    )
+    def test_ranges_follow_each_other_without_gap_or_overlap(self, full: SourceOrigin, limit: ReadLimit) -> None:
+        """Whatever the limit, each range makes progress, and all of them together are all rows, once."""
+        ranges = list(self._followed(full, limit))
+        assert len(ranges) <= len(UNITS)
+        assert sorted(row for rows in ranges for row in rows) == ALL
+        assert [row for rows in ranges for row in sorted(rows)] == ALL, "ranges are in the order of arrival"
+
+    def test_a_limit_of_rows_is_kept(self, full: SourceOrigin) -> None:
+        """Units of two rows, and a limit of five: no range has more, and none less than it could have."""
+        if "rows" not in full.limits:
+            pytest.skip("by claim: this is for sources with limits of rows")
+        assert [len(rows) for rows in self._followed(full, ReadLimit(rows=5))] in ([4, 4, 2], [5, 5])
+
+    def test_a_limit_of_bytes_is_kept(self, full: SourceOrigin) -> None:
+        """A limit of one byte: a unit at a time."""
+        if "bytes" not in full.limits:
+            pytest.skip("by claim: this is for sources with limits of bytes")
+        assert len(list(self._followed(full, ReadLimit(bytes=1)))) == len(UNITS)
+
+    def test_nothing_new_is_the_same_offset_and_no_rows(self, full: SourceOrigin) -> None:
+        """At the end of what is there: latest gives back where it began, under any limit, and the range is empty."""
+        source = full.source()
+        end = source.latest(source.earliest())
+        assert source.latest(end) == source.latest(end, ReadLimit(rows=1)) == end
+        assert rows_of(full, source, end, end) == []
+
+    def test_an_empty_source_has_nothing_and_then_its_first_rows(self, origin: SourceOrigin) -> None:
+        """From the earliest offset to the latest there is nothing; what comes then is after it, and is not missed."""
+        source = origin.source()
+        start = source.earliest()
+        assert source.latest(start) == start
+        assert rows_of(origin, source, start, source.newest()) == []
+        origin.add([1])
+        assert rows_of(origin, origin.source(), start, origin.source().latest(start)) == [1]
+
+    def test_a_unit_without_rows_is_ordinary(self, origin: SourceOrigin) -> None:
+        """Empty units before, between and after others: progress without rows."""
+        for values in ([], [1], [], [2], []):
+            origin.add(values)
+        assert [row for rows in self._followed(origin, ReadLimit(rows=1)) for row in rows] == [1, 2]
+
+    # ---- bounded runs ----
+
+    def test_newest_is_after_everything_whatever_the_limits(self, full: SourceOrigin) -> None:
+        """From the earliest offset to the newest lie all rows; and it can be asked again without effect."""
+        source = full.source()
+        assert sorted(rows_of(full, full.source(), source.earliest(), source.newest())) == ALL
+        assert source.newest() == full.source().newest()
+
+    def test_a_bounded_run_takes_what_was_there_when_it_began(self, full: SourceOrigin) -> None:
+        """Trigger availableNow: units that arrive later are not taken, in however many ranges it is done."""
+        until = full.source().newest()
+        full.add([100])
+        source = full.source()
+        at, taken = source.earliest(), list[int]()
+        for _ in range(len(UNITS) + 1):
+            end = full.source().latest(at, ReadLimit(rows=4), until=until)
+            taken += rows_of(full, source, at, end)
+            at = end
+        assert sorted(taken) == ALL
+        assert source.latest(at, until=until) == at
+        assert rows_of(full, source, at, source.latest(at)) == [100]
+
+    def test_an_offset_never_goes_back(self, full: SourceOrigin) -> None:
+        """A bound that is behind where the range begins: the range is empty, not negative."""
+        source = full.source()
+        until = source.latest(source.earliest(), ReadLimit(rows=2))
+        end = source.latest(until)
+        assert source.latest(end, until=until) == end
+
+    # ---- forgetting and losing ----
+
+    def test_acknowledging_again_or_late_changes_nothing(self, full: SourceOrigin) -> None:
+        """An end, the same again, an older one, by other objects: what is after the end can be read as before."""
+        source = full.source()
+        start = source.earliest()
+        middle = source.latest(start, ReadLimit(rows=4))
+        end = source.latest(middle)
+        rest = rows_of(full, source, middle, end)
+        for offset in (start, middle, middle, start):
+            full.source().acknowledge(offset)
+            assert sorted(rows_of(full, full.source(), middle, end)) == sorted(rest)
+        full.source().acknowledge(end)
+        full.add([100])
+        assert rows_of(full, source, end, source.latest(end)) == [100]
+
+    def test_what_vanished_is_named_and_never_jumped_over(self, full: SourceOrigin) -> None:
+        """A unit of a range is destroyed before it is read: DataLost names it, in plan or in read, again and again."""
+        source = full.source()
+        start = source.earliest()
+        end = source.latest(start)
+        splits = source.plan(start, end)
+        name = full.lose()
+        for each in (source, full.source()):
+            with pytest.raises(DataLost) as caught:
+                rows_of(full, each, start, end)
+            assert name in str(caught.value)
+        with pytest.raises(DataLost):
+            list(itertools.chain.from_iterable(map(source.read, splits)))
+
+    def _followed(self, origin: SourceOrigin, limit: ReadLimit) -> Iterator[list[int]]:
+        """What each range takes until there is nothing more; each by a source of its own."""
+        at = origin.source().earliest()
+        for _ in range(100):
+            end = origin.source().latest(at, limit)
+            if end == at:
+                return
+            yield rows_of(origin, origin.source(), at, end)
+            at = end
+        pytest.fail("a source without an end")
+
+
+def rows_of(origin: SourceOrigin, source: AnySource, start: str, end: str) -> list[int]:
+    """The numbers of a range's rows; its splits have travelled."""
+    splits: Sequence[Any] = pickle.loads(pickle.dumps(list(source.plan(start, end))))
+    return [origin.value(row) for split in splits for batch in source.read(split) for row in batch.to_pylist()]
