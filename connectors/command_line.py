@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+import twophase
 from twophase.connectors.explained import explained
 from twophase.connectors.inspection import EpochLine, Inspection, SinkLine, inspect, opened
 from twophase.coordinator import Coordinator
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, out: TextIO | None = None) -
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="twophase", description="Look at, and recover, exactly-once Spark queries.")
+    parser.add_argument("--version", action="version", version=f"twophase {twophase.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, what in (
         ("inspect", _inspect, "say where a query stands; changes nothing, and is safe while it runs"),

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+"""Spark runs a query's jobs in a group that is named after the run."""
 
 log = Log("twophase.exactly_once")
 
@@ -60,7 +62,9 @@ class EpochWriter:
     def __init__(self, coordinator: Coordinator, plan: EpochPlan):
         self._coordinator = coordinator
         self._plan = plan
-        self._votes: dict[str, list[Vote] | None] = {}  # None: begun, and not done
+        self._votes: dict[str, list[Vote]] = {}
+        self._begun: set[str] = set()
+        self._unfinished: list[str] = []  # begun and not done: failed, or still running
         self._open = True
         self._lock = threading.Lock()
 
@@ -75,24 +79,31 @@ class EpochWriter:
 
     @property
     def votes(self) -> list[Vote]:
-        return [vote for votes in self._votes.values() if votes is not None for vote in votes]
+        return [vote for votes in self._votes.values() for vote in votes]
 
     def require_done(self) -> None:
         """Raise unless every write that was begun has come to its end: one that failed would be an empty share."""
-        unfinished = [name for name, votes in self._votes.items() if votes is None]
-        if unfinished:
+        if self._unfinished:
+            names = ", ".join(dict.fromkeys(self._unfinished))
             raise NotCommitted(
-                f"the write to {', '.join(unfinished)} failed or has not ended, and the function returned all the same: let its "
-                "error through, and wait for its threads. Nothing was decided",
+                f"the write to {names} failed or has not ended, and the function returned all the same: let its error through, "
+                "and wait for its threads. Nothing was decided",
                 epoch=self.number,
             )
 
     def write(self, name: str, df: DataFrame) -> None:
         """Write these rows to the sink of this name, as its whole share of the epoch: invisible until the epoch is committed."""
+        with self._lock:
+            self._unfinished.append(str(name))
+        self._votes[name] = self._run(name, df)
+        with self._lock:
+            self._unfinished.remove(str(name))
+
+    def _run(self, name: str, df: DataFrame) -> list[Vote]:
         # The function may write its sinks from several threads; each job then runs beside the others.
         with explained(epoch=self.number), self._lock:
             self._require_writable(name)
-            self._votes[name] = None
+            self._begun.add(name)
             self._plan = plan = self._coordinator.plan_for(self._plan, name, arrow_schema(df.schema))
         task = WriteTask(self._coordinator.query.sinks[name], name, plan)
         try:
@@ -102,7 +113,7 @@ class EpochWriter:
             if ours is None:
                 raise
             raise ours from None
-        self._votes[name] = [Vote.from_text(row.vote) for row in rows]
+        return [Vote.from_text(row.vote) for row in rows]
 
     def close(self) -> None:
         """After the function has returned: a DataFrame that it kept can't be written any more."""
@@ -116,7 +127,7 @@ class EpochWriter:
             raise ProtocolViolation(
                 f"there is no sink {name!r} in this query: its sinks are {', '.join(sorted(sinks))}"
             )
-        if name in self._votes:
+        if name in self._begun:
             raise ProtocolViolation(
                 f"the sink {name!r} was written twice in one epoch: write it once, with the union of what you have"
             )
@@ -183,7 +194,9 @@ class ExactlyOnce:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         with explained(epoch=number):
-            location = _checkpoint_location(batch.sparkSession)
+            query_id, run_id = _running_query(batch.sparkSession)
+            _refuse_second_call(query_id, run_id, number)
+            location = _checkpoint_location(batch.sparkSession, query_id)
             options, take_over = self.parsed()
             options = dataclasses.replace(options, checkpoint_location=location)
             coordinator = Coordinator(query_of(options, self.sinks, take_over))
@@ -197,6 +210,7 @@ class ExactlyOnce:
             with explained(epoch=number):
                 epoch.require_done()
                 coordinator.commit(number, epoch.votes, plan=epoch.plan)
+            _committed[query_id] = (run_id, number)
         except Exception as error:
             epoch.close()
             _abort(coordinator, number, epoch, error)
@@ -242,11 +256,22 @@ def _write_as_it_is(batch: DataFrame, epoch: EpochWriter) -> None:
     epoch.write(SINK, batch)
 
 
-def _checkpoint_location(spark: SparkSession) -> str:
-    """The checkpoint of the query that is calling us."""
-    session: Any = spark
-    java = getattr(session, "_jsparkSession", None)
-    if java is None:
+_committed: dict[str, tuple[str | None, int]] = {}
+"""Query → run and epoch that were committed last in this process. Only a guard: Spark calls once for an epoch and run."""
+
+
+def _refuse_second_call(query_id: str, run_id: str | None, number: int) -> None:
+    if _committed.get(query_id) == (run_id, number):
+        raise ProtocolViolation(
+            f"exactly_once was called twice for epoch {number}: the second call's rows would be dropped. Call it once, with one "
+            "function that writes to all sinks",
+            epoch=number,
+        )
+
+
+def _running_query(spark: SparkSession) -> tuple[str, str | None]:
+    """The id of the query that is calling us, and that of its run."""
+    if getattr(spark, "_jsparkSession", None) is None:
         problem = (
             "twophase.exactly_once can't run through Spark Connect, which does not let it see the query's checkpoint: use a "
             "format (twophase.register), or a classic session"
@@ -257,9 +282,14 @@ def _checkpoint_location(spark: SparkSession) -> str:
         raise ProtocolViolation(
             "exactly_once was called outside of a streaming query: give it to writeStream.foreachBatch"
         )
+    return query_id, spark.sparkContext.getLocalProperty(_RUN_ID)
+
+
+def _checkpoint_location(spark: SparkSession, query_id: str) -> str:
     # Of the shared state: the session of a batch is a copy of the query's, and does not know the query.
+    session: Any = spark
     virtual_machine: Any = spark.sparkContext._jvm
-    running = java.sharedState().activeStreamingQueries()
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
     query = running.get(virtual_machine.java.util.UUID.fromString(query_id))
     if query is None:
         raise ProtocolViolation(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 import twophase
 from integration_tests.crash.chain import residue_of
 from integration_tests.crash.orders import compare
-from integration_tests.streams import Place, failure_of, orders, run, write, write_by
+from integration_tests.streams import SCHEMA, Place, failure_of, orders, run, write, write_by
 from twophase.connectors.for_each_batch import EpochWriter
 from twophase.sinks import FilesSink
 
@@ -171,6 +176,96 @@ def test_a_function_that_swallows_a_failed_write_commits_nothing(spark: SparkSes
     assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
     run(write_by(twophase.exactly_once(split, **sinks_of(place)), orders(spark, place), place))
     assert differences(place) == []
+
+
+@pytest.mark.parametrize("mistake", ["a wrong name", "no DataFrame", "a plain thread", "a thread that goes on"])
+def test_a_write_that_did_not_come_to_its_end_is_never_an_empty_epoch(
+    spark: SparkSession, place: Place, mistake: str
+) -> None:
+    place.add_orders(2)
+
+    def linger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time.sleep(2)
+        yield from batches
+
+    def careless(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("even", batch.where("id % 2 = 0"))
+        slow = batch.where("id % 2 = 1").mapInArrow(linger, SCHEMA)
+        with contextlib.suppress(Exception):
+            match mistake:
+                case "a wrong name":
+                    epoch.write("od", batch)
+                case "no DataFrame":
+                    epoch.write("odd", [1, 2])  # type: ignore[arg-type]
+                case "a plain thread":
+                    thread = threading.Thread(target=_quietly, args=(epoch, slow))
+                    thread.start()
+                    thread.join()
+                case _:
+                    InheritableThread(target=_quietly, args=(epoch, slow)).start()
+                    time.sleep(0.05)
+
+    said = failure_of(write_by(twophase.exactly_once(careless, **sinks_of(place)), orders(spark, place), place))
+
+    assert "failed or has not ended" in said
+    assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
+
+
+def _quietly(epoch: EpochWriter, rows: DataFrame) -> None:
+    with contextlib.suppress(Exception):  # as a thread does with its errors
+        epoch.write("odd", rows)
+
+
+def test_sinks_may_be_written_from_threads_that_inherit_sparks_properties(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+
+    def both(batch: DataFrame, epoch: EpochWriter) -> None:
+        threads = [
+            InheritableThread(target=epoch.write, args=(name, batch.where(f"id % 2 = {parity}")))
+            for name, parity in (("even", 0), ("odd", 1))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    run(write_by(twophase.exactly_once(both, **sinks_of(place)), orders(spark, place), place))
+
+    assert differences(place) == []
+
+
+def test_calling_it_twice_for_one_batch_is_refused(spark: SparkSession, place: Place) -> None:
+    """The second call would find the epoch committed, and drop its rows."""
+    place.add_orders(2)
+    whole = twophase.exactly_once(FilesSink(str(place.table)))
+
+    def halves(batch: DataFrame, number: int) -> None:
+        whole(batch.where("id < 50"), number)
+        whole(batch.where("id >= 50"), number)
+
+    said = failure_of(write_by(halves, orders(spark, place), place))
+
+    assert "called twice for epoch 0" in said
+
+
+def test_a_first_epoch_whose_error_was_swallowed_is_noticed(spark: SparkSession, place: Place) -> None:
+    place.add_orders(4)
+
+    def fail_first(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("even", batch)
+        if epoch.number == 0:
+            raise RuntimeError("the first epoch fails")
+
+    function = twophase.exactly_once(fail_first, even=sinks_of(place)["even"])
+
+    def swallow(batch: DataFrame, number: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            function(batch, number)
+
+    said = failure_of(write_by(swallow, orders(spark, place), place))
+
+    assert "an error was swallowed around exactly_once" in said
+    assert epochs_of(place.root / "even") == []
 
 
 def test_aggregations_in_update_mode_work(spark: SparkSession, place: Place) -> None:

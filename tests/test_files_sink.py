@@ -382,6 +382,19 @@ def test_a_file_that_appears_right_before_the_last_rename_does_not_stay(tmp_path
     assert not list(table.glob("epoch=*/*late*"))
 
 
+def test_a_table_that_is_deleted_during_the_commit_is_not_begun_anew(tmp_path: Path) -> None:
+    storage = LossyStorage()
+    table = tmp_path / "table"
+    pipeline, _ = decided(tmp_path, FilesSink(str(table), storage=storage), [1], [2])
+
+    storage.before("rename", lambda *_: None)  # the seal
+    storage.before("rename", lambda *_: shutil.rmtree(table))
+    with pytest.raises(CheckpointMismatch, match="is gone"):
+        pipeline.restart().finish([1], [2])
+
+    assert not table.exists()
+
+
 # ---- several committers ----
 
 

@@ -56,6 +56,7 @@ def enter(query: Query, epoch: Epoch, *, tasks: bool) -> Entered:
     tail = query.ledger.read()
     query.ledger.refuse_if_foreign(tail, query=query.name, moved_from=query.moved_from)
     refuse_rewound(query, tail, epoch)
+    refuse_swallowed(query, tail, epoch)
     due = due_take_overs(query, tail, epoch)
     replaces = replaced_ledgers(query, due) if tasks else ()
     failpoints.hit("prepare.before_publish", owner=query.name, epoch=epoch.number)
@@ -105,6 +106,25 @@ def refuse_rewound(query: Query, tail: Tail | None, epoch: Epoch) -> None:
             owner=query.name,
             epoch=epoch.number,
         )
+
+
+def refuse_swallowed(query: Query, tail: Tail | None, epoch: Epoch) -> None:
+    """Raise CheckpointMismatch if a sink's first epoch was begun and never decided, and Spark has gone on all the same.
+
+    For later epochs the marker shows it. Before the first one a sink that has nothing looks like one that joins now.
+    """
+    if tail is None or tail.decide is not None or tail.prepare.epoch.number >= epoch.number:
+        return
+    begun = tail.prepare.epoch
+    for name in tail.prepare.targets.keys() & query.sinks.keys() - tail.sinks.keys():
+        if not query.sinks[name].status(query.owner(name), settled=False).markers:
+            raise CheckpointMismatch(
+                f"epoch {begun.number} was begun for the sink {name!r} and never decided, and Spark has logged it as committed: an "
+                "error was swallowed around exactly_once, and its rows are missing. Let errors through. If that epoch was written "
+                f"by another sink on purpose, delete the ledger {query.ledger.location}: nothing was decided in it for this one",
+                owner=query.name,
+                epoch=epoch.number,
+            )
 
 
 def publish_generation(

@@ -163,7 +163,7 @@ def _mismatch(view: View, checkpoint_says: str, marker: Marker | None = None) ->
     where = "nothing" if marker is None else f"epoch {marker.epoch} of {marker.owner}"
     return CheckpointMismatch(
         f"the checkpoint does not belong to the target: the target has {where}; {checkpoint_says}. The checkpoint may have been "
-        "deleted, copied, rewound or restored, or the target restored. Nothing was written.",
+        "deleted, copied, rewound or restored, or the target restored. Nothing was written. docs/operations.md says what to do.",
         owner=str(view.owner),
         epoch=view.epoch.number,
     )

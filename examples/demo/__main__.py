@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -75,6 +76,7 @@ def main() -> int:
             "The demo runs Spark, which needs Java 17 or newer: install a JRE (on Debian: apt install default-jre-headless)."
         )
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the driver is ended too
     folder = Path(tempfile.mkdtemp(prefix="twophase-demo-"))
     print(f"{ROWS:,} orders, {EPOCHS} epochs, 4 kills (kill -9 of the whole driver) for each of two pipelines.\n")
     write_orders(folder / "input")

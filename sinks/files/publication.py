@@ -52,6 +52,8 @@ class Publication:
         The folder in which the manifest's temporary file may lie.
     slots:
         Whose share each file is, so that a missing one says which slot is dead.
+    is_first:
+        Whether it is the table's first epoch, so that the table's own folder may have to be made.
     """
 
     table: FileTable
@@ -60,6 +62,7 @@ class Publication:
     sealed: str
     through: str
     slots: Mapping[str, int]
+    is_first: bool = False
 
     def publish(self) -> Outcome:
         """Carry it out, from wherever it stands."""
@@ -185,6 +188,8 @@ class Publication:
                     return Outcome.ALREADY_COMMITTED
                 if not storage.list(self.sealed):
                     raise self._gone() from None
+                if not self.is_first:
+                    raise Fenced(f"the table {self.table.path} is gone: it was deleted or moved away") from None
                 storage.make_folder(self.table.path)  # it is the table's own folder that is not there
             except TimeoutError as error:
                 silence = error

@@ -285,6 +285,8 @@ class FilesSink(Sink[FilesHandle]):
                 raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
             if _is_in_line(newest, publication.manifest) and publication.is_visible():
                 return Outcome.ALREADY_COMMITTED
+            if marker is None:
+                raise Fenced(f"the table {self._table.path} is gone or empty: it was deleted, moved away or replaced")
             raise Fenced(f"the table is at {_shown(marker)}, and the decision moves it from {_shown(order.origin)}")
         return publication.publish()
 
@@ -302,6 +304,7 @@ class FilesSink(Sink[FilesHandle]):
             sealed=staged.as_(SEALED).path(self._table),
             through=owner_folder(self._table, order.owner),
             slots={name: share.slot for share in order.shares for name in share.handle.bytes},
+            is_first=order.origin is None,
         )
 
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[FilesHandle]]) -> None:
