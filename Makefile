@@ -58,7 +58,7 @@ crash-matrix: java venv ## kill real queries at every step of the protocol; abou
 bench: java venv ## measure beside what people had before; TARGET=files for one target
 	"$(BIN)/python" -m benchmarks $(TARGET) --out "$(CACHE)/bench" $(ARGS)
 
-demo: java venv ## kill a pipeline four times, and count its rows; about five minutes
+demo: java venv ## kill a pipeline four times, and count its rows; five to eight minutes
 	@"$(BIN)/python" -m examples.demo
 
 clean: ## remove the environment and all caches of this checkout
