@@ -29,12 +29,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 
 from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained, ours_in
-from twophase.connectors.query_options import SINK, QueryOptions, query_of
-from twophase.connectors.spark_task import run_spark_task
+from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
+from twophase.connectors.stream_writer import epoch_number
 from twophase.coordinator import Coordinator
 from twophase.errors import NotCommitted, OptionError, ProtocolViolation
 from twophase.log import Log
@@ -42,6 +43,7 @@ from twophase.options import parse
 from twophase.plan import EpochPlan
 from twophase.query import AnySink
 from twophase.sink import Sink
+from twophase.task import run_task
 from twophase.vote import Vote
 
 if TYPE_CHECKING:
@@ -140,7 +142,21 @@ class WriteTask:
     plan: EpochPlan
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        vote = run_spark_task(self.sink, self.name, self.plan, batches)
+        context = TaskContext.get()
+        if context is None:
+            raise ProtocolViolation("a task was run outside of Spark")
+        slot = context.partitionId()
+        with explained(slot=slot, where=str(self.sink.target)):
+            vote = run_task(
+                self.sink,
+                self.name,
+                self.plan,
+                batches,
+                number=epoch_number(context),
+                slot=slot,
+                task_id=context.taskAttemptId(),
+                now_ms=now_ms,
+            )
         yield pa.record_batch({"vote": [vote.to_text()]})
 
 

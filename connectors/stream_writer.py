@@ -23,19 +23,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained
-from twophase.connectors.query_options import KEYS, SINK, QueryOptions, query_of
-from twophase.connectors.spark_task import run_spark_task
+from twophase.connectors.query_options import KEYS, SINK, QueryOptions, now_ms, query_of
 from twophase.coordinator import Coordinator
 from twophase.errors import OptionError, ProtocolViolation
 from twophase.log import Log
 from twophase.options import key_of, parse
 from twophase.plan import EpochPlan
 from twophase.query import AnySink, Query
+from twophase.task import run_task
 from twophase.vote import Vote
 
 log = Log("twophase.stream_writer")
@@ -74,9 +75,21 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
-        if self._plan is None:
-            raise ProtocolViolation("a task was run without a plan")
-        vote = run_spark_task(self._target.sink, SINK, self._plan, iterator)
+        context = TaskContext.get()
+        if context is None or self._plan is None:
+            raise ProtocolViolation("a task was run without a plan, or outside of Spark")
+        slot = context.partitionId()
+        with explained(slot=slot, where=str(self._target.sink.target)):
+            vote = run_task(
+                self._target.sink,
+                SINK,
+                self._plan,
+                iterator,
+                number=epoch_number(context),
+                slot=slot,
+                task_id=context.taskAttemptId(),
+                now_ms=now_ms,
+            )
         return VoteMessage(vote.to_text())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -138,6 +151,17 @@ def prepared_writer(target: StreamTarget, schema: StructType, *, overwrite: bool
         )
     schemas = {SINK: arrow_schema(schema)}
     return StreamWriter(target, Coordinator(query).prepare(number, schemas=schemas, overwrite=overwrite))
+
+
+def epoch_number(context: TaskContext) -> int:
+    """The epoch that Spark says this task belongs to."""
+    number = context.getLocalProperty("streaming.sql.batchId")
+    if number is None:
+        raise ProtocolViolation(
+            "Spark does not say which epoch this task belongs to: it is not part of a micro-batch, or was started from a thread "
+            "that does not inherit Spark's properties (pyspark.InheritableThread does)"
+        )
+    return int(number)
 
 
 def votes_of(messages: list[WriterCommitMessage | None]) -> list[Vote | None]:
