@@ -240,7 +240,7 @@ class HeapSink(Sink[HeapHandle]):
         before = (committed.marker for committed in reversed(line) if committed.marker.owner == owner)
         return Status({WHOLE: line[-1].marker}, own=next(before, None))
 
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[HeapHandle]]:
         staged = sorted(self._target.apply(look).staged, key=lambda share: str(share.attempt))
         return [
             Leftover(

@@ -33,6 +33,7 @@ from tests.model.slot_sink import SlotSink, SlotState
 from twophase import failpoints
 from twophase.checkpoint import Checkpoint
 from twophase.coordinator import Coordinator
+from twophase.errors import CheckpointMismatch
 from twophase.failpoints import Fault, InjectedFault
 from twophase.identity import Attempt, Owner
 from twophase.ledger import KEPT_RECORDS, Ledger, Tail
@@ -230,7 +231,9 @@ class Pipeline:
         self._plan = pickle.dumps(self.coordinator().prepare(number, overwrite=overwrite))
         return self.plan
 
-    def task(self, sink: str, slot: int, values: Sequence[int], *, number: int | None = None) -> Vote:
+    def task(
+        self, sink: str, slot: int, values: Sequence[int], *, number: int | None = None, task_id: int | None = None
+    ) -> Vote:
         """Run one task; its vote is returned, and not counted."""
         vote = run_task(
             self.sinks[sink],
@@ -239,7 +242,7 @@ class Pipeline:
             [batch_of(values)],
             number=self.number if number is None else number,
             slot=slot,
-            task_id=next(self._task_ids),
+            task_id=next(self._task_ids) if task_id is None else task_id,
             now_ms=lambda: self.clock_ms,
         )
         return Vote.from_text(vote.to_text())
@@ -303,3 +306,20 @@ def crash_at(folder: Path, point: str, hit: int = 1) -> Iterator[None]:
         finally:
             patch.undo()
             failpoints.reload()
+
+
+def decided(pipeline: Pipeline, tmp_path: Path, *rows: list[int]) -> None:
+    """Run the newest logged epoch up to its decision, and crash: no sink knows it."""
+    pipeline.prepare()
+    pipeline.run(*rows)
+    with crash_at(tmp_path, "decide.published"):
+        pipeline.commit()
+
+
+def refused(pipeline: Pipeline, target: Target, *sides: str) -> None:
+    """Prepare raises CheckpointMismatch, its message has all of `sides`, and the target is as before."""
+    before = target.visible(), target.staged()
+    with pytest.raises(CheckpointMismatch) as caught:
+        pipeline.prepare()
+    assert [side for side in sides if side not in str(caught.value)] == []
+    assert (target.visible(), target.staged()) == before

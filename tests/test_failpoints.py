@@ -173,6 +173,25 @@ def test_without_the_variable_nothing_happens(file: Path, monkeypatch: pytest.Mo
     assert trace(file) == []
 
 
+def test_a_line_that_is_still_being_written_is_not_read(file: Path) -> None:
+    arm(file)
+    failpoints.hit("decide.published")
+    with open(f"{file}.trace", "a") as other:
+        other.write('{"point": "commit.done", "hit": 1, ')
+
+    assert [each.point for each in trace(file)] == ["decide.published"]
+
+
+def test_a_line_that_a_killed_process_did_not_end_is_not_joined_with_the_next(file: Path) -> None:
+    arm(file)
+    with open(f"{file}.trace", "a") as killed:
+        killed.write('{"point": "decide.published", "hit": 1, ')
+
+    failpoints.hit("decide.published")
+
+    assert [(each.point, each.hit) for each in trace(file)] == [("decide.published", 1)]
+
+
 def test_without_the_file_nothing_happens_and_nothing_is_traced(file: Path) -> None:
     failpoints.hit("task.begun")
     assert run("hit('task.begun')")[0] == 0

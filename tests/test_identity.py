@@ -45,11 +45,17 @@ def test_owners_that_differ_differ_in_their_text(one: str) -> None:
     assert str(Owner("a/b", "c")) != str(Owner("a", "b/c"))
 
 
-@given(ledger=LEDGERS, number=NUMBERS, task=st.integers(-1, 2**63 - 1))
-@example(ledger="with.dots.5", number=5, task=-1)
-def test_generations_attempts_and_decisions_round_trip(ledger: str, number: int, task: int) -> None:
+@given(
+    ledger=LEDGERS,
+    number=NUMBERS,
+    task=st.integers(-1, 2**63 - 1),
+    nonce=st.from_regex("[a-z0-9]{0,12}", fullmatch=True),
+)
+@example(ledger="with.dots.5", number=5, task=-1, nonce="")
+@example(ledger="with.dots.5", number=5, task=-1, nonce="12")
+def test_generations_attempts_and_decisions_round_trip(ledger: str, number: int, task: int, nonce: str) -> None:
     generation = Generation(ledger, number)
-    attempt = Attempt(generation, task)
+    attempt = Attempt(generation, task, nonce)
     decision = DecisionId(ledger, number)
     assert Generation.parse(str(generation)) == generation
     assert Attempt.parse(str(attempt)) == attempt

@@ -870,6 +870,17 @@ def test_a_new_file_is_made_by_its_whole_path_so_that_a_renamed_folder_takes_non
     assert posix.operations[0].path == f"{root}/data"
 
 
+def test_a_closed_file_takes_nothing_more_whose_number_is_another_files_by_then(root: str) -> None:
+    storage = LocalStorage()
+    first = storage.create(f"{root}/first")
+    first.close()
+    with storage.create(f"{root}/second") as second:
+        second.write(b"second")
+        with pytest.raises(ValueError, match="closed"):
+            first.write(b"first")
+    assert storage.read(f"{root}/second") == b"second"
+
+
 def test_after_any_power_cut_a_closed_file_in_a_synced_folder_is_whole(root: str) -> None:
     posix = FaultyPosix()
     storage = LocalStorage(posix)
@@ -934,3 +945,63 @@ def test_publishing_through_another_folder_never_creates_the_target_folder(files
     with pytest.raises(FileExistsError):
         files.publish_through(f"{root}/inside/record", b"other", through=root)
     assert snapshot(root) == {"inside": None, "inside/record": RECORD}
+
+
+@pytest.mark.parametrize("when", ["before", "halfway", "after"])
+def test_published_folders_are_all_there_or_none(tmp_path: Path, when: When) -> None:
+    for at in range(60):
+        beside, inside = tmp_path / str(at), tmp_path / str(at) / "inside"
+        inside.mkdir(parents=True)
+        posix = FaultyPosix(Fault(at, "EIO", when))
+        failed = False
+        try:
+            LocalStorage(posix).publish_folders(f"{inside}/names", ["a", "b", "c"], through=str(beside))
+        except OSError:
+            failed = True
+        assert sorted(os.listdir(inside)) in ([], ["names"])
+        if (inside / "names").exists():
+            assert sorted(os.listdir(inside / "names")) == ["a", "b", "c"]
+        else:
+            assert failed
+        LocalStorage().sweep_temporary(str(beside), 0)
+        assert os.listdir(beside) == ["inside"]
+        if posix.calls <= at:
+            assert not failed
+            return
+    pytest.fail("the calls never ended")
+
+
+def test_after_any_power_cut_published_folders_are_all_there_or_none(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "inside").mkdir(parents=True)
+    posix = FaultyPosix(fsync=False)
+    LocalStorage(posix).publish_folders(f"{root}/inside/names", ["a", "b", "c"], through=str(root))
+    posix.note("published")
+    states = list(CrashStates(str(root), tuple(posix.operations), {"inside": None}))
+    assert any("inside/names" not in state.folders for state in states)
+    for state in states:
+        found = {folder for folder in state.folders if folder.startswith("inside/names")}
+        assert found in (set(), {"inside/names", "inside/names/a", "inside/names/b", "inside/names/c"})
+        assert found or "published" not in state.notes
+
+
+def test_folders_are_published_once_and_never_into_a_missing_folder(files: LocalStorage, root: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.publish_folders(f"{root}/missing/names", ["a"], through=root)
+    assert os.listdir(root) == []
+    files.publish_folders(f"{root}/names", ["a"], through=root)
+    with pytest.raises(FileExistsError):
+        files.publish_folders(f"{root}/names", ["b"], through=root)
+    assert snapshot(root) == {"names": None, "names/a": None}
+
+
+def test_a_publication_of_folders_that_is_swept_while_it_sleeps_publishes_nothing(root: str) -> None:
+    class Sleeper(Posix):
+        def rename(self, name: str, target: str, folder: int | None = None) -> None:
+            if target.endswith("/names"):
+                assert LocalStorage().sweep_temporary(root, 0) == 1
+            super().rename(name, target, folder)
+
+    with pytest.raises(FileNotFoundError):
+        LocalStorage(Sleeper()).publish_folders(f"{root}/names", ["a", "b"], through=root)
+    assert os.listdir(root) == []

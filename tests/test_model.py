@@ -46,3 +46,19 @@ def test_a_share_that_is_begun_again_after_its_death_does_not_stop_the_query_for
     report = Explorer(Scenario(Setup(0, sinks=("b",), epochs=1), max_faults=2, kinds=faults)).run()
 
     assert report.complete
+
+
+def test_a_share_that_is_begun_and_voted_for_again_after_its_death_stays_dead() -> None:
+    """Both requests came twice. What a revision has replaced may not be committed beside it."""
+    faults = frozenset({"duplicate request", "share dies"})
+    report = Explorer(Scenario(Setup(0, sinks=("b",), epochs=1, slots=1), max_faults=3, kinds=faults)).run()
+
+    assert report.complete
+
+
+def test_a_late_commit_of_a_revision_that_the_restored_ledger_does_not_know_is_noticed() -> None:
+    """It lands after the markers were read, and before its share would be swept."""
+    faults = frozenset({"late request", "share dies", "restored"})
+    report = Explorer(Scenario(Setup(0, sinks=("b",), epochs=1, slots=1), max_faults=3, kinds=faults)).run()
+
+    assert report.complete

@@ -58,7 +58,7 @@ def test_a_vote_has_the_attempt_the_rows_and_their_checksum(pipeline: Pipeline, 
         "s",
         0,
     )
-    assert str(vote.share.attempt) == f"{pipeline.plan.generation}.42"
+    assert str(vote.share.attempt) == f"{pipeline.plan.generation}.{pipeline.plan.nonce}_42"
     assert (vote.share.slot, vote.share.rows, vote.share.checksum) == (0, 3, checksum.value)
     assert target.visible() == []
     pipeline.commit([vote])

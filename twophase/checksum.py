@@ -104,8 +104,18 @@ _LENGTH = _constants("length") | np.uint64(1)
 _BLOCK_LOWS = _constants("block, low halves", _BLOCK_BYTES // 8)
 _BLOCK_HIGHS = _constants("block, high halves", _BLOCK_BYTES // 8)
 _LOW_HALF = np.uint64(0xFFFFFFFF)
-# Row n keeps the first n bytes of a block and clears the rest.
-_KEPT_BYTES = np.where(np.arange(_BLOCK_BYTES) < np.arange(_BLOCK_BYTES + 1)[:, None], 255, 0).astype(np.uint8)
+# Row n is what all places from n on add to a block's hash if their words are 0.
+_ZERO_WORDS = [
+    (_BLOCK_LOWS[:, place:] * _BLOCK_HIGHS[:, place:]).sum(axis=1, keepdims=True)
+    for place in range(_BLOCK_BYTES // 8 + 1)
+]
+
+
+@cache
+def _kept_bytes(places: int) -> Words:
+    """Row n keeps the first n bytes of so many words and clears the rest."""
+    kept = np.where(np.arange(8 * places) < np.arange(8 * places + 1)[:, None], 255, 0).astype(np.uint8)
+    return kept.view(np.uint64)
 
 
 def _mix(words: Words) -> Words:
@@ -203,7 +213,10 @@ def _hash_fixed_bytes(array: pa.Array[Any], kind: str) -> Words:
 
 def _hash_bytes(data: npt.NDArray[np.uint8], offsets: Indexes, tag: Words) -> Words:
     """Byte strings, cut into blocks: a value's hash is the sum of its blocks' hashes, each bound to where it ends."""
-    blocks = np.maximum(1, -(-np.diff(offsets) // _BLOCK_BYTES))
+    sizes = np.diff(offsets)
+    if int(sizes.max()) <= _BLOCK_BYTES:
+        return _hash_short_bytes(data, offsets[:-1], sizes, tag)
+    blocks = np.maximum(1, -(-sizes // _BLOCK_BYTES))
     first = np.concatenate(([0], np.cumsum(blocks)))
     hashes = np.zeros((_LANES, len(blocks)), np.uint64)
     for start in range(0, int(first[-1]), _CHUNK_BLOCKS):
@@ -221,6 +234,17 @@ def _hash_bytes(data: npt.NDArray[np.uint8], offsets: Indexes, tag: Words) -> Wo
     return hashes
 
 
+def _hash_short_bytes(data: npt.NDArray[np.uint8], begin: Indexes, size: Indexes, tag: Words) -> Words:
+    """The same, where every value is one block: the common case, and no sums."""
+    hashes = np.empty((_LANES, len(begin)), np.uint64)
+    for start in range(0, len(begin), _CHUNK_BLOCKS):
+        chunk = slice(start, start + _CHUNK_BLOCKS)
+        parts = _hash_blocks(data, begin[chunk], size[chunk])
+        parts += size[chunk].astype(np.uint64) * _LENGTH + tag
+        hashes[:, chunk] = _mix(parts)
+    return hashes
+
+
 def _hash_blocks(data: npt.NDArray[np.uint8], begin: Indexes, size: Indexes) -> Words:
     """Blocks that lie one after the other in `data`, of `size` bytes each.
 
@@ -229,20 +253,30 @@ def _hash_blocks(data: npt.NDArray[np.uint8], begin: Indexes, size: Indexes) -> 
     of the constants gives them the same sum, in each lane. Words times constants would not do, even if their high bits
     are folded into the low ones first: some changes of high bits then cancel out for all constants.
     """
-    start, length = int(begin[0]), int(begin[-1] + size[-1] - begin[0])
-    padded = np.zeros(length + _BLOCK_BYTES, np.uint8)
-    padded[:length] = data[start : start + length]
-    # A view of a block at every byte: numpy gathers whole blocks ten times faster than unaligned words.
-    everywhere: npt.NDArray[np.void] = np.ndarray(length + 1, f"V{_BLOCK_BYTES}", padded, strides=(1,))
-    words = everywhere[begin - start].view(np.uint64).reshape(-1, _BLOCK_BYTES // 8)
-    words &= _KEPT_BYTES.view(np.uint64).take(size, axis=0)
-    hashes = np.zeros((_LANES, len(begin)), np.uint64)
-    for place, word in enumerate(words.T):
+    words = _words(data, begin, size)
+    # What the words add that are zero in every block, whatever the constants of their places are.
+    hashes = np.repeat(_ZERO_WORDS[len(words)], len(begin), axis=1)
+    for place, word in enumerate(words):
         low, high = word & _LOW_HALF, word >> np.uint64(32)
         products = low + _BLOCK_LOWS[:, place, None]
         products *= high + _BLOCK_HIGHS[:, place, None]
         hashes += products
     return hashes
+
+
+def _words(data: npt.NDArray[np.uint8], begin: Indexes, size: Indexes) -> Words:
+    """The words of every block by their place, up to the last place at which any block has bytes; beyond its end a block is 0."""
+    places = -(-int(size.max()) // 8)
+    if places == 0:
+        return np.empty((0, len(begin)), np.uint64)
+    start, length = int(begin[0]), int(begin[-1] + size[-1] - begin[0])
+    padded = np.zeros(length + 8 * places, np.uint8)
+    padded[:length] = data[start : start + length]
+    # A view of a block at every byte: numpy gathers whole blocks ten times faster than unaligned words.
+    everywhere: npt.NDArray[np.void] = np.ndarray(length + 1, f"V{8 * places}", padded, strides=(1,))
+    words = everywhere[begin - start].view(np.uint64).reshape(-1, places)
+    words &= _kept_bytes(places).take(size, axis=0)
+    return np.ascontiguousarray(words.T)
 
 
 def _hash_groups(elements: Words, offsets: Indexes, tag: Words) -> Words:

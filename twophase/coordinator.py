@@ -33,7 +33,7 @@ from twophase.record import Prepare
 from twophase.recovery import describe, enter, publish_generation, roll_forward, sweep
 from twophase.revision import check_replay, check_slots, combined_shares, slots_differ
 from twophase.sink import PreparedEpoch, Status
-from twophase.standing import Standing, is_closed, judge
+from twophase.standing import Standing, is_closed, judge, refuse_visible_without_decision
 from twophase.task import driver_task, run_task
 from twophase.vote import Vote
 
@@ -73,17 +73,24 @@ class Coordinator:
                 epoch=number,
             )
         epoch = Epoch(number, offsets)
-        entered = enter(query, epoch, tasks=True)
+        entered = enter(query, epoch, tasks=True, schemas=schemas, overwrite=overwrite)
         statuses = query.statuses(settled=True)
         previous = query.previous(epoch, entered.tail)
         plans = {}
         for name in query.sinks:
             view, dead = query.view(name, epoch, entered.tail), entered.dead.get(name)
+            # Again: after the markers were read before, and before the sweep, a commit may have landed that was on its way when
+            # the checkpoint was restored to before its decision.
+            refuse_visible_without_decision(view, statuses[name])
             standing = judge(view, statuses[name], previous=previous, dead=dead)
+            if standing.origin is None and view.enrolment is not None and not dead:
+                log.warning(
+                    "the target has forgotten its markers, which were due to expire", owner=view.owner, epoch=number
+                )
             plans[name] = self._plan(name, standing, entered.prepare, schemas.get(name), overwrite=overwrite)
         failpoints.hit("prepare.planned", owner=query.name, epoch=number)
         log.info("prepared", owner=query.name, epoch=number, generation=entered.prepare.generation)
-        return EpochPlan(entered.prepare.generation, epoch, plans)
+        return EpochPlan(entered.prepare.generation, epoch, plans, entered.prepare.attempts_nonce)
 
     def plan_for(self, plan: EpochPlan, name: str, schema: pa.Schema, *, overwrite: bool = False) -> EpochPlan:
         """The same plan, with one sink's part made for this schema: `foreachBatch` learns it only when a sink is written."""

@@ -74,6 +74,9 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "files.sealed": "The staged folder of an epoch is sealed: no task can open a file in it any more.",
         "files.manifest_published": "The manifest is in the sealed folder; the table does not have the epoch yet.",
         "files.renamed": "The epoch is in the table.",
+        "postgres.locked": "The marker's row is locked and compared; the transaction that commits has changed nothing.",
+        "postgres.inserted": "The epoch's rows are ready to be seen, by that transaction alone; the marker is where it was.",
+        "postgres.committed": "Rows and marker are committed; staging tables, where there are some, are still there.",
         # executor
         "task.before_begin": "The task has checked the epoch's number; the target knows nothing of the attempt.",
         "task.begun": "The attempt's transaction is open, and empty.",
@@ -224,20 +227,32 @@ def _faults(text: str, path: str) -> dict[tuple[str, int], Fault]:
 @contextmanager
 def _locked(path: str | os.PathLike[str]) -> Iterator[int]:
     """The trace, open for appending and locked against every other thread and process."""
-    trace_fd = os.open(_beside(path, "trace"), os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    trace_fd = os.open(_beside(path, "trace"), os.O_CREAT | os.O_APPEND | os.O_RDWR | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(trace_fd, fcntl.LOCK_EX)
+        _drop_torn_line(trace_fd)
         yield trace_fd
     finally:
         os.close(trace_fd)
 
 
+def _drop_torn_line(trace_fd: int) -> None:
+    """SIGKILL can end a write at the end of a page: such a line has no end, and the next one would be appended to it."""
+    text = os.pread(trace_fd, os.fstat(trace_fd).st_size, 0)
+    whole = text.rfind(b"\n") + 1
+    if whole != len(text):
+        os.ftruncate(trace_fd, whole)
+
+
 def _lines(path: str) -> list[dict[str, Any]]:
+    """The lines that have an end. A write that crosses a page can be seen in part by whoever reads without the lock; readers
+    don't take it, because a frozen process may hold it."""
     try:
         with open(path, encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+            ended, _, _ = file.read().rpartition("\n")
     except FileNotFoundError:
         return []
+    return [json.loads(line) for line in ended.splitlines()]
 
 
 def _write_whole(path: str, text: str, how: int) -> None:

@@ -77,18 +77,24 @@ class Attempt:
     """One run of one task; unique for ever, and carried by everything that the run stages.
 
     `task` is Spark's taskAttemptId. The attempt *number* would name nothing: it starts again at 0 in a retried stage.
+
+    `nonce` is its prepare record's. Where a checkpoint was restored from a backup, numbers of generations and of tasks repeat,
+    while something that an attempt of the same number has sent may still be on its way to the target.
     """
 
     generation: Generation
     task: int
+    nonce: str = ""
+    """Empty in what was written before attempts had one."""
 
     def __str__(self) -> str:
-        return f"{self.generation}.{self.task}"
+        return f"{self.generation}.{self.nonce}_{self.task}" if self.nonce else f"{self.generation}.{self.task}"
 
     @classmethod
     def parse(cls, text: str) -> Attempt:
-        generation, _, task = text.rpartition(".")
-        return cls(Generation.parse(generation), int(task))
+        generation, _, run = text.rpartition(".")
+        nonce, _, task = run.rpartition("_")
+        return cls(Generation.parse(generation), int(task), nonce)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ after every publication the folder is listed, and a record that is not the newes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from twophase import failpoints
@@ -64,6 +64,14 @@ class Tail:
         named = {} if self.decision is None else self.decision.sinks
         return {**self.prepare.sinks, **{name: Enrolment(sink.joined, sink.base) for name, sink in named.items()}}
 
+    @property
+    def begun(self) -> Mapping[str, int]:
+        """Sinks whose first epoch was begun, and that no decision has named: at which epoch."""
+        begun = self.prepare.begun
+        if begun is None:  # of a release that wrote down only what could be described
+            begun = dict.fromkeys(self.prepare.targets, self.prepare.epoch.number)
+        return {name: number for name, number in begun.items() if name not in self.sinks}
+
 
 class Ledger:
     """A ledger in a folder of a storage. Keeps nothing in memory: each verb reads what it acts on.
@@ -105,11 +113,20 @@ class Ledger:
             numbers = self._numbers()
             if not numbers:
                 return None
+            wanted = numbers[-1]
             try:
-                newest = self._record(numbers[-1])
-                prepare = self._record(newest.number - 1) if isinstance(newest, Decide) else newest
+                prepare = newest = self._record(wanted)
+                if isinstance(newest, Decide):
+                    wanted = newest.number - 1
+                    prepare = self._record(wanted)
             except FileNotFoundError:
-                if self._numbers()[-1:] == numbers[-1:]:
+                listed = self._numbers()
+                if listed[-1:] == numbers[-1:] and wanted in listed:
+                    raise LedgerCorrupt(
+                        f"ledger record {self._path(wanted)} is a link that leads nowhere: what it led to was moved or deleted. "
+                        "Nothing was changed. Put that back, or restore the checkpoint folder as a whole from a backup."
+                    ) from None
+                if listed[-1:] == numbers[-1:]:
                     raise LedgerCorrupt(
                         f"record {numbers[-1]} of the ledger {self.location} is a decision, and the prepare before it is "
                         "gone: records were deleted by hand. Restore the checkpoint folder as a whole from a backup."
@@ -149,10 +166,16 @@ class Ledger:
         tasks: bool = True,
         replaces: tuple[str, ...] = (),
         targets: Mapping[str, Description] | None = None,
+        writes: Iterable[str] = (),
     ) -> Prepare:
         """Publish a new generation after `tail`. Raises Fenced if another record came first.
 
         A ledger that is new, was moved, or takes over from others (`replaces`) gets a new id.
+
+        Parameters
+        ----------
+        writes:
+            The sinks that its tasks write to. A generation without tasks begins nothing, and hands on what was begun.
         """
         if tail is None:
             self._storage.make_folder(self._folder)
@@ -178,6 +201,7 @@ class Ledger:
             decision=None if tail is None else tail.decision,
             written_ms=self._now_ms(),
             targets=targets or {},
+            begun=_begun(tail, epoch, writes) if tasks else {} if tail is None else tail.begun,
         )
         numbers = self._publish(record)
         self._compact(record, numbers)
@@ -286,7 +310,18 @@ class Ledger:
 
     def _record(self, number: int) -> Record:
         path = self._path(number)
-        return decode(self._storage.read(path), path=path, number=number)
+        try:
+            data = self._storage.read(path)
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise LedgerCorrupt(
+                f"ledger record {path} is not a file, or the ledger no folder: somebody has put something else there. Nothing was "
+                "changed. Take it away, or restore the checkpoint folder as a whole from a backup"
+            ) from error
+        return decode(data, path=path, number=number)
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:0{_DIGITS}d}.record"
+
+
+def _begun(tail: Tail | None, epoch: Epoch, writes: Iterable[str]) -> Mapping[str, int]:
+    return {name: epoch.number for name in writes if tail is None or name not in tail.sinks}

@@ -28,7 +28,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -126,7 +126,7 @@ class LocalStorage:
         target, parent, name = _split(path)
         if _TEMPORARY.fullmatch(name):
             raise ValueError(f"{path!r} is named as a temporary file: it would not be listed")
-        temporary = f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+        temporary = _temporary()
         with self._folder(through) as folder:
             try:
                 identity = self._write(temporary, folder, data)
@@ -137,6 +137,19 @@ class LocalStorage:
                 with suppress(OSError):
                     self.posix.unlink(temporary, folder)
         self._sync_names(parent, done=f"{path} is published")
+
+    def publish_folders(self, path: str, names: Sequence[str], *, through: str) -> None:
+        temporary = f"{_local(through)}/{_temporary()}"
+        self.posix.mkdir(temporary)
+        try:
+            for name in names:
+                self.posix.mkdir(f"{temporary}/{name}")
+            self.sync(temporary)
+            self.rename(temporary, path)
+        finally:
+            # As above. Where it was published, there is nothing to delete.
+            with suppress(OSError):
+                self.delete(temporary)
 
     def rename(self, source: str, target: str) -> None:
         """Rename durably, without replacing. The names inside a renamed folder are made durable by `sync`, before.
@@ -221,7 +234,7 @@ class LocalStorage:
             self.posix.fsync(descriptor)
 
     def sweep_temporary(self, folder: str, older_than_s: float) -> int:
-        """Delete the temporary files that dead publications left in `folder`; returns how many.
+        """Delete what dead publications left in `folder`; returns how many.
 
         A publication that is still alive and loses its file to this fails with FileNotFoundError and publishes nothing.
         """
@@ -232,9 +245,18 @@ class LocalStorage:
                 status = self._stat(name, descriptor)
                 if status is not None and status.st_mtime <= newest:
                     with suppress(FileNotFoundError):
-                        self.posix.unlink(name, descriptor)
+                        self._sweep(name, descriptor, _local(folder), is_folder=stat.S_ISDIR(status.st_mode))
                         swept += 1
         return swept
+
+    def _sweep(self, name: str, descriptor: int, folder: str, *, is_folder: bool) -> None:
+        if is_folder:
+            # Taken away in one step: its publication may be alive after all, and must not publish it half empty.
+            doomed = _temporary()
+            self.posix.rename(name, f"{folder}/{doomed}", descriptor)
+            self._remove(doomed, descriptor)
+        else:
+            self.posix.unlink(name, descriptor)
 
     def _write(self, name: str, folder: int, data: bytes) -> tuple[int, int]:
         """Create a file with this content, durable but for its name; returns its identity."""
@@ -356,6 +378,9 @@ class _NewFile(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:
         """All of it: whoever writes Arrow buffers does not expect a part."""
+        if self.closed:
+            # Its number may be another file's by now. Arrow's writers do write late: one that was dropped open ends its file.
+            raise ValueError("the file is closed")
         rest = memoryview(data).cast("B")
         length = len(rest)
         while rest:
@@ -376,6 +401,10 @@ class _NewFile(io.RawIOBase):
             # After the fsync an error here says nothing about the data; before it, the first error is the one to tell.
             with suppress(OSError):
                 self._posix.close(self._descriptor)
+
+
+def _temporary() -> str:
+    return f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _local(path: str) -> str:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 _SECRET_KEYS: Final = re.compile("pass|pwd|secret|token|key|jaas|credential|user.?info|auth|pem|certificate")
+_NO_SECRETS: Final = (".type", ".location", ".algorithm")
+"""Ends of keys that say where a secret is, or what kind of thing it is."""
 _METADATA: Final = "twophase.option"
 
 
@@ -80,7 +82,8 @@ class PassThrough(Mapping[str, str | Secret]):
 def _guarded(key: str, value: str | Secret) -> str | Secret:
     # A path spelled file:/… is an ordinary value where the key does not speak of a secret: resolving it would hand the client
     # the content of the file in place of its name.
-    if isinstance(value, str) and (_SECRET_KEYS.search(key.lower()) or value.startswith("env:")):
+    secret = _SECRET_KEYS.search(key.lower()) and not key.lower().endswith(_NO_SECRETS)
+    if isinstance(value, str) and (secret or value.startswith("env:")):
         return Secret(value)
     return value
 

@@ -27,3 +27,5 @@ class EpochPlan:
     generation: Generation
     epoch: Epoch
     sinks: Mapping[str, SinkPlan]
+    nonce: str = ""
+    """Of every attempt that runs by this plan."""

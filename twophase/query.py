@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from twophase.checkpoint import Checkpoint
@@ -67,12 +68,21 @@ class Query:
         return {name: sink.status(self.owner(name), settled=settled) for name, sink in self.sinks.items()}
 
     def view(self, sink: str, epoch: Epoch, tail: Tail) -> View:
-        capabilities = self.sinks[sink].capabilities
-        return View(self.owner(sink), sink, capabilities, epoch, tail.decision, tail.sinks.get(sink))
+        capabilities, forgotten = self.sinks[sink].capabilities, partial(self._is_forgotten, sink, tail.decision)
+        return View(self.owner(sink), sink, capabilities, epoch, tail.decision, tail.sinks.get(sink), forgotten)
 
     def decision_view(self, sink: str, decision: Decision) -> View:
         """Enough of a view to ask whether this decision is visible."""
-        return View(self.owner(sink), sink, self.sinks[sink].capabilities, decision.epoch, decision, None)
+        capabilities, forgotten = self.sinks[sink].capabilities, partial(self._is_forgotten, sink, decision)
+        return View(self.owner(sink), sink, capabilities, decision.epoch, decision, None, forgotten)
+
+    def _is_forgotten(self, sink: str, decision: Decision | None) -> bool:
+        return (
+            decision is not None
+            and sink in decision.sinks
+            and self.sinks[sink].forgets(self.order(sink, decision))
+            and self.checkpoint.is_committed(decision.epoch.number)
+        )
 
     def order(self, sink: str, decision: Decision) -> CommitOrder[Any]:
         return decision.sinks[sink].order(self.owner(sink), decision.epoch, self.sinks[sink].handle_type)

@@ -26,6 +26,8 @@ from twophase.sink import Description
 from twophase.vote import canonical_json
 
 RECORD_FORMAT = 1
+NONCE_IN_ATTEMPTS = 12
+"""Characters of a record's nonce that names in targets carry: 48 bits of a random one."""
 _MAGIC = b"twophase-ledger"
 
 
@@ -57,15 +59,24 @@ class Prepare:
     written_ms: int = 0
     targets: Mapping[str, Description] = field(default_factory=dict)
     """What this generation writes to, by sink name, as far as the sinks can be described: for people, and for recovery."""
+    begun: Mapping[str, int] | None = None
+    """Sinks that tasks were begun for, and that no decision has named yet: at which epoch. None in records from before it was
+    written down."""
 
     @property
     def generation(self) -> Generation:
         return Generation(self.ledger, self.number)
 
+    @property
+    def attempts_nonce(self) -> str:
+        """What tells this generation's attempts from those of one with the same number, before the ledger was restored."""
+        return self.nonce[:NONCE_IN_ATTEMPTS]
+
     def to_json(self) -> dict[str, Any]:
-        # Left out when empty: format 1 was first written without it, and is read either way.
+        # Format 1 was first written without these two, and is read either way.
         targets = {name: {"format": each.format, "options": dict(each.options)} for name, each in self.targets.items()}
-        return ({"targets": targets} if targets else {}) | {
+        later = ({"targets": targets} if targets else {}) | ({} if self.begun is None else {"begun": dict(self.begun)})
+        return later | {
             "kind": "prepare",
             "number": self.number,
             "nonce": self.nonce,
@@ -98,6 +109,7 @@ class Prepare:
                 str(name): Description(str(each["format"]), {str(k): str(v) for k, v in each["options"].items()})
                 for name, each in data.get("targets", {}).items()
             },
+            begun={str(name): int(number) for name, number in data["begun"].items()} if "begun" in data else None,
         )
 
 
@@ -151,9 +163,11 @@ def decode(data: bytes, *, path: str, number: int) -> Record:
     if words[0] != _MAGIC:
         torn = newline == b"" and _MAGIC.startswith(data)
         raise _corrupt(path, "is torn" if torn else "is not a ledger record: another program wrote it")
-    if len(words) != 3 or not words[1].isdigit() or not words[2].startswith(b"sha256="):
+    if len(words) != 3 or not words[1].isdigit() or len(words[1]) > 9 or not words[2].startswith(b"sha256="):
         raise _corrupt(path, "is torn: its header is not whole")
-    if not 1 <= int(words[1]) <= RECORD_FORMAT:
+    if int(words[1]) == 0:
+        raise _corrupt(path, "has format 0, which no release has written: another program wrote it, or it was altered")
+    if int(words[1]) > RECORD_FORMAT:
         raise _corrupt(
             path,
             f"has format {int(words[1])}, and this release reads 1 to {RECORD_FORMAT}: "

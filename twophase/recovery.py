@@ -2,7 +2,7 @@
 
 ::
 
-    read the ledger     refuse what is foreign, rewound, or owned by another
+    read the ledger     refuse what is foreign, rewound, owned by another, or would not fit what it takes over
     publish             a generation: everything older is fenced from here on
     fence               older generations out of the targets, as far as those can
     read markers        what is visible, in doubt or not
@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from twophase import failpoints
 from twophase.decision import Decision
 from twophase.errors import CheckpointMismatch, Fenced, NotCommitted
@@ -30,7 +32,7 @@ from twophase.query import Query
 from twophase.record import Prepare
 from twophase.sink import Leftover, Status
 from twophase.standing import is_closed, refuse_visible_without_decision
-from twophase.take_over import due_take_overs, replaced_ledgers, take_over
+from twophase.take_over import due_take_overs, replaced_ledgers, require_fit, take_over
 
 Dead = Mapping[str, frozenset[int]]
 """Sink name → slots of the newest decision that its target proved dead."""
@@ -51,13 +53,28 @@ class Entered:
         return Tail(self.prepare, None)
 
 
-def enter(query: Query, epoch: Epoch, *, tasks: bool) -> Entered:
-    """Publish a generation for this epoch and settle everything before it."""
+def enter(
+    query: Query,
+    epoch: Epoch,
+    *,
+    tasks: bool,
+    schemas: Mapping[str, pa.Schema] | None = None,
+    overwrite: bool = False,
+) -> Entered:
+    """Publish a generation for this epoch and settle everything before it.
+
+    Parameters
+    ----------
+    schemas, overwrite:
+        What the tasks are about to write, by sink name, as far as it is known.
+    """
     tail = query.ledger.read()
     query.ledger.refuse_if_foreign(tail, query=query.name, moved_from=query.moved_from)
     refuse_rewound(query, tail, epoch)
     refuse_swallowed(query, tail, epoch)
     due = due_take_overs(query, tail, epoch)
+    if tasks:
+        require_fit(query, due, schemas or {}, overwrite=overwrite)
     replaces = replaced_ledgers(query, due) if tasks else ()
     failpoints.hit("prepare.before_publish", owner=query.name, epoch=epoch.number)
     prepare, found = publish_generation(query, tail, epoch, tasks=tasks, replaces=replaces)
@@ -113,13 +130,10 @@ def refuse_swallowed(query: Query, tail: Tail | None, epoch: Epoch) -> None:
 
     For later epochs the marker shows it. Before the first one a sink that has nothing looks like one that joins now.
     """
-    if tail is None or tail.decide is not None or tail.prepare.epoch.number >= epoch.number:
-        return
-    begun = tail.prepare.epoch
-    for name in tail.prepare.targets.keys() & query.sinks.keys() - tail.sinks.keys():
-        if not query.sinks[name].status(query.owner(name), settled=False).markers:
+    for name, begun in () if tail is None else tail.begun.items():
+        if begun < epoch.number and _is_missing(query, tail, name):
             raise CheckpointMismatch(
-                f"epoch {begun.number} was begun for the sink {name!r} and never decided, and Spark has logged it as committed: an "
+                f"epoch {begun} was begun for the sink {name!r} and never decided, and Spark has logged it as committed: an "
                 "error was swallowed around exactly_once, and its rows are missing. Let errors through. If that epoch was written "
                 f"by another sink on purpose, delete the ledger {query.ledger.location}: nothing was decided in it for this one",
                 owner=query.name,
@@ -127,14 +141,27 @@ def refuse_swallowed(query: Query, tail: Tail | None, epoch: Epoch) -> None:
             )
 
 
+def _is_missing(query: Query, tail: Tail | None, name: str) -> bool:
+    """Whether nothing of this owner ever came to the target of a sink that was begun."""
+    if name not in query.sinks:
+        # It may have been taken out on purpose, after an epoch was decided without it; but not if none ever was.
+        return tail is None or tail.decision is None
+    owner = query.owner(name)
+    status = query.sinks[name].status(owner, settled=False)
+    # A line with one owner has a marker that may be somebody else's: of whom a take-over was due.
+    return status.own is None and all(marker.owner != owner for marker in status.markers.values())
+
+
 def publish_generation(
     query: Query, tail: Tail | None, epoch: Epoch, *, tasks: bool, replaces: tuple[str, ...] = ()
 ) -> tuple[Prepare, Found]:
     """Publish, and fence older generations out of every target. Also returns what is staged there."""
-    targets = query.targets()
-    prepare = query.ledger.prepare(tail, query=query.name, epoch=epoch, tasks=tasks, replaces=replaces, targets=targets)
+    targets, writes = query.targets(), tuple(query.sinks)
+    prepare = query.ledger.prepare(
+        tail, query=query.name, epoch=epoch, tasks=tasks, replaces=replaces, targets=targets, writes=writes
+    )
     failpoints.hit("prepare.published", owner=query.name, epoch=epoch.number)
-    if fence(query, prepare) and not _is_ahead(prepare, found := leftovers(query)):
+    if fence(query, prepare) and not _is_ahead(prepare, found := leftovers(query, prepare.generation)):
         return prepare, found
     # A target has met a generation of this ledger that the ledger has not had: an older copy of it was restored.
     # Generations would repeat, and attempts with them. A new id makes all names new again.
@@ -142,10 +169,16 @@ def publish_generation(
     log.warning("the ledger was restored from an older copy", owner=query.name, generation=prepare.generation)
     restored = Tail(prepare, None)
     prepare = query.ledger.prepare(
-        restored, query=query.name, epoch=epoch, tasks=tasks, replaces=(prepare.ledger,), targets=targets
+        restored,
+        query=query.name,
+        epoch=epoch,
+        tasks=tasks,
+        replaces=(prepare.ledger,),
+        targets=targets,
+        writes=writes,
     )
     fence(query, prepare)
-    return prepare, leftovers(query)
+    return prepare, leftovers(query, prepare.generation)
 
 
 def fence(query: Query, prepare: Prepare) -> bool:
@@ -158,8 +191,8 @@ def fence(query: Query, prepare: Prepare) -> bool:
     return True
 
 
-def leftovers(query: Query) -> Found:
-    found = {name: tuple(sink.leftovers(query.owner(name))) for name, sink in query.sinks.items()}
+def leftovers(query: Query, seen_from: Generation | None) -> Found:
+    found = {name: tuple(sink.leftovers(query.owner(name), seen_from=seen_from)) for name, sink in query.sinks.items()}
     failpoints.hit("sweep.listed", owner=query.name)
     return found
 
@@ -224,7 +257,8 @@ def sweep_dead(query: Query, prepare: Prepare, dead: Dead) -> None:
         assert decision is not None, "only a decision's shares can be proven dead"
         sink = query.sinks[name]
         marks = {sink.mark(share) for share in query.order(name, decision).shares if share.slot in slots}
-        doomed = [left for left in sink.leftovers(query.owner(name)) if left.mark in marks]
+        listed = sink.leftovers(query.owner(name), seen_from=prepare.generation)
+        doomed = [left for left in listed if left.mark in marks]
         if not doomed:
             continue
         require_newest(query, prepare)

@@ -49,6 +49,11 @@ class Secret:
         """Whether it names where the value is, rather than being it."""
         return self._text.startswith((_ENVIRONMENT, _FILE))
 
+    @property
+    def reference(self) -> str | None:
+        """Where the value is, which is no secret; None if it is the value itself."""
+        return self._text if self.is_reference else None
+
     def reveal(self) -> str:
         """The value; OptionError, which names the reference, if there is none."""
         if self._text.startswith(_ENVIRONMENT):

@@ -269,9 +269,29 @@ class Sink(ABC, Generic[H]):
         certainly visible, in doubt or not."""
 
     @abstractmethod
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[H]]:
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[H]]:
         """Everything that is staged by any generation of any ledger: of this owner, where several write side by side;
-        of any owner, where the target is one line of epochs."""
+        of any owner, where the target is one line of epochs.
+
+        Parameters
+        ----------
+        seen_from:
+            The generation that asks. A target in which names are used again (Kafka) can tell which generation a leftover is of
+            only from there; others need not look at it.
+        """
+
+    def forgets(self, order: CommitOrder[H]) -> bool:
+        """Whether this order is so old that the target may have forgotten its markers by now. Only for a target that keeps them for
+        a time (Kafka): where Spark has logged such an epoch as committed, a marker that is missing is no sign of anything."""
+        return False
+
+    def require_fit(self, schema: pa.Schema | None, *, overwrite: bool) -> None:
+        """Raise what `prepare` would for rows of this schema, as far as the target is as it is now. Changes nothing.
+
+        Driver, before a take-over is published: a query whose rows can't be written must not own the target. `schema` is None
+        where it becomes known only later (`foreachBatch`).
+        """
+        return
 
     def take_over(self, order: TakeOver) -> None:
         """Publish the empty epoch of a take-over, by the same exclusive step as any epoch.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +30,10 @@ NO_LIMIT = ReadLimit()
 
 class Source(ABC, Generic[S]):
     """A configured origin of rows; picklable, and it opens nothing until it is used. `S` is its type of split."""
+
+    start_moves: ClassVar[bool] = False
+    """Whether `earliest` may give another answer later. A query's first range then begins where it was first asked: its connector
+    sees to it that this is logged before anything is read."""
 
     @abstractmethod
     def schema(self) -> pa.Schema: ...

@@ -5,6 +5,7 @@
     newest marker of this owner            verdict for epoch N
     ─────────────────────────────────      ─────────────────────────────────────────────
     none, never decided                    write: the sink joins at N
+    forgotten, N-1 logged by Spark         write, where the target keeps markers for a time only
     N-1, with the hash of offsets/N-1      write
     N, with the hash of offsets/N          done: tasks drain their input
     anything else                          CheckpointMismatch, with both sides
@@ -14,7 +15,7 @@ The number alone never says "done": a rewound checkpoint that logged other offse
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from twophase.decision import Decision
@@ -34,6 +35,10 @@ class Standing:
     """Slots that a revision writes again; None: all of them."""
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class View:
     """What is known about one sink when its standing is judged."""
@@ -44,6 +49,9 @@ class View:
     epoch: Epoch
     decision: Decision | None
     enrolment: Enrolment | None
+    forgotten: Callable[[], bool] = _never
+    """Whether Spark has logged the newest decision as committed, and the target may have forgotten its markers since. Asked only
+    where one is missing: to answer, the handles of the decision must be read."""
 
     def decided(self, number: int) -> Decision | None:
         """The newest decision, if it is about this epoch number and this sink."""
@@ -63,6 +71,9 @@ def is_closed(view: View, status: Status) -> bool:
     atomic = view.capabilities.atomic
     for slot, by in decision.sinks[view.name].expected(atomic).items():
         marker = status.markers.get(slot)
+        # One that is forgotten is not there; an older one in its place says that this one never was.
+        if marker is None and view.forgotten():
+            continue
         if marker is None or marker.owner != view.owner or marker.epoch.number < decision.epoch.number:
             return False
         if marker.epoch.number > decision.epoch.number:
@@ -87,6 +98,9 @@ def judge(view: View, status: Status, *, previous: str | None, dead: Set[int] | 
     number = view.epoch.number
     marker = newest_marker(status)
     joined = number if view.enrolment is None else view.enrolment.joined
+    is_behind = marker is None or (marker.owner == view.owner and marker.epoch.number < number - 1)
+    if is_behind and view.decided(number - 1) and is_closed(view, status):
+        return Standing(False, None, joined, 0)
     if marker is None:
         if view.enrolment is not None and not (dead and view.enrolment.joined == number):
             raise _mismatch(view, "the target has no marker of this owner: it was emptied, replaced or restored")
@@ -163,7 +177,8 @@ def _mismatch(view: View, checkpoint_says: str, marker: Marker | None = None) ->
     where = "nothing" if marker is None else f"epoch {marker.epoch} of {marker.owner}"
     return CheckpointMismatch(
         f"the checkpoint does not belong to the target: the target has {where}; {checkpoint_says}. The checkpoint may have been "
-        "deleted, copied, rewound or restored, or the target restored. Nothing was written. docs/operations.md says what to do.",
+        "deleted, copied, rewound or restored, or the target restored; or exactly_once was not called for an epoch that Spark has "
+        "logged. Nothing was written. docs/operations.md says what to do.",
         owner=str(view.owner),
         epoch=view.epoch.number,
     )

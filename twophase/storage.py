@@ -18,6 +18,7 @@ Paths are absolute, with `/` between their parts, in the storage's own terms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -75,6 +76,10 @@ class FileStorage(Storage, Protocol):
     def publish_through(self, path: str, data: bytes, *, through: str) -> None:
         """As `publish`, but the temporary file lies in the folder `through`, of the same file system: so none is ever left
         in the folder of `path`, which may be about to become visible."""
+        ...
+
+    def publish_folders(self, path: str, names: Sequence[str], *, through: str) -> None:
+        """As `publish_through`, but what appears is a folder of empty folders that have these names."""
         ...
 
     def create(self, path: str) -> BinaryIO:

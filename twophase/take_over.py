@@ -16,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import pyarrow as pa
+
 from twophase import failpoints
 from twophase.errors import CheckpointMismatch
 from twophase.identity import Epoch
@@ -53,6 +55,17 @@ def due_take_overs(query: Query, tail: Tail | None, epoch: Epoch) -> Mapping[str
         position = origin.base + origin.epoch.number + 1
         due[name] = TakeOver(origin, Marker(owner, at, by="", base=position - at.number))
     return due
+
+
+def require_fit(
+    query: Query, due: Mapping[str, TakeOver], schemas: Mapping[str, pa.Schema], *, overwrite: bool
+) -> None:
+    """Raise if what is about to be written does not fit a target that is due: it then stays its owner's.
+
+    The target can't change unnoticed between this look and the take-over, which is a compare-and-set from the marker seen before.
+    """
+    for name in due:
+        query.sinks[name].require_fit(schemas.get(name), overwrite=overwrite)
 
 
 def replaced_ledgers(query: Query, due: Mapping[str, TakeOver]) -> tuple[str, ...]:

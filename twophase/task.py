@@ -56,7 +56,7 @@ def run_task(
         for _ in batches:
             pass
         return Vote(plan.generation, plan.epoch, name, slot, None)
-    task = Task(slot, Attempt(plan.generation, task_id))
+    task = Task(slot, Attempt(plan.generation, task_id, plan.nonce))
     share = _write_share(sink, sink_plan.plan, task, batches, now_ms)
     return Vote(plan.generation, plan.epoch, name, slot, share)
 

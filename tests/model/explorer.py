@@ -15,17 +15,20 @@ or emptied; Spark calls commit again.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
-import hashlib
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.model import invariants
+from tests.model import invariants, slot_sink
 from tests.model.footprint import Footprint, death_in_line, death_in_slots
 from tests.model.objects import FILES, Files, Op
 from tests.model.replay import Raised
+from tests.model.seen import Seen
 from tests.model.spark import (
     LogCommit,
     RunTask,
@@ -61,56 +64,90 @@ Trail = tuple["Trail | None", Label | str]
 """How a state was reached: how the one before it was, and the move between them."""
 
 
+Waiting = tuple[State, int, Trail | None]
+"""A state, its hash, and how it was reached."""
+
+HEARTBEAT_S = 30.0
+
+Progress = Callable[[int, float, list[int]], None]
+"""Told now and then: states so far, seconds, and how many states wait, by their number of faults."""
+
+
 class Explorer(Steps):
+    progress: Progress | None = None
+    heartbeat_s = HEARTBEAT_S
+
+    def __init__(self, scenario: Scenario):
+        super().__init__(scenario)
+        self._began = time.monotonic()
+
+    # Made when a search begins: long histories take moves from here, search nothing, and set no bound to faults.
+
+    @functools.cached_property
+    def seen(self) -> Seen:
+        return Seen(self.scenario)
+
+    @functools.cached_property
+    def layers(self) -> list[list[Waiting]]:
+        """What waits, by its number of faults."""
+        return [[] for _ in range(self.scenario.max_faults + 1)]
+
     # ---- the search ----
 
     def run(self) -> Report:
         """Explore; raises Violation with the schedule that leads to it."""
-        collecting = gc.isenabled()
-        gc.disable()  # millions of objects, none of them garbage
-        try:
-            with remembering():
-                return self._run()
-        finally:
-            if collecting:
-                gc.enable()
-
-    def _run(self) -> Report:
-        began = time.monotonic()
-        limit = None if self.scenario.seconds is None else began + self.scenario.seconds
-        first = self.first()
-        seen = Seen(self.scenario)
-        layers: list[list[tuple[State, Trail | None]]] = [[] for _ in range(self.scenario.max_faults + 1)]
-        trail: Trail | None = None
-        try:
-            self._faultless = self._faultless_states(first) if self.scenario.normalise else {}
-            seen.admits(first)
-            self.check(first)
-            layers[0].append((first, None))
+        with undisturbed():
+            self.begin()
             # What has no faults left is followed at once: it need not wait for anything, and would fill the memory.
-            while layer := layers[-1] or next(filter(None, layers), []):
-                state, reached = layer.pop()
-                if seen.outdoes(state):
-                    continue
-                trail = reached
-                self.report.states += 1
-                if limit and time.monotonic() > limit:
-                    self.report.complete = False
-                    break
-                found: list[tuple[State, Trail | None]] = []
-                for label, to in self.moves(state):
-                    self.report.steps += 1
-                    if seen.admits(to):
-                        trail = (reached, label)
+            self.follow([self.layers[-1], *self.layers[:-1]])
+        return self.told()
+
+    def begin(self) -> None:
+        """Put down the first state."""
+        first = self.first()
+        key = self.seen.hash(first)
+        self.seen.admits(key, first)
+        with _scheduled(None):
+            self._faultless = self._faultless_states(first) if self.scenario.normalise else {}
+            self.check(first)
+        self.layers[0].append((first, key, None))
+
+    def follow(self, layers: Sequence[list[Waiting]]) -> None:
+        """Follow whatever waits in these layers, the first ones first, until nothing does."""
+        limit = self._began + (self.scenario.seconds or math.inf)
+        heartbeat = self._began + self.heartbeat_s
+        seen = self.seen
+        while layer := next(filter(None, layers), None):
+            state, key, reached = layer.pop()
+            if seen.outdoes(key, state):
+                continue
+            now = time.monotonic()
+            if now > limit:
+                self.report.complete = False
+                break
+            if now > heartbeat and self.progress is not None:
+                heartbeat = now + self.heartbeat_s
+                self.progress(len(seen.met), now - self._began, [len(waiting) for waiting in self.layers])
+            self._expand(state, reached)
+
+    def _expand(self, state: State, reached: Trail | None) -> None:
+        found: list[Waiting] = []
+        with _scheduled(reached):
+            for label, to in self.moves(state):
+                self.report.steps += 1
+                key = self.seen.hash(to)
+                if self.seen.admits(key, to):
+                    trail = (reached, label)
+                    with _scheduled(trail):
                         self.check(to)
-                        found.append((to, trail))
-                        trail = reached
-                for to, how in reversed(found):  # the first move is followed first
-                    layers[len(to.faults)].append((to, how))
-        except invariants.Violation as violation:
-            violation.add_note("schedule:\n  " + "\n  ".join(_told(trail)))
-            raise
-        self.report.seconds = time.monotonic() - began
+                    found.append((to, key, trail))
+        for waiting in reversed(found):  # the first move is followed first
+            self.layers[len(waiting[0].faults)].append(waiting)
+
+    def told(self) -> Report:
+        self.report.states = len(self.seen.met)
+        self.report.ends, self.report.refused = len(self.ends), sum(self.ends.values())
+        self.report.seconds = time.monotonic() - self._began
         return self.report
 
     # ---- moves ----
@@ -213,14 +250,15 @@ class Explorer(Steps):
         self, state: State, place: int, driver: Process, op: Op, who: Label
     ) -> Iterator[tuple[Label | str, State]]:
         timeout = Raised(TimeoutError("no reply"))
+        late = self._intern(replace(op, arguments=slot_sink.come_late(op.transition, op.arguments)))
         if self._may(state, "lost reply"):
             done, _ = self._apply(self._struck(state, "lost reply"), op)
             yield Label(("{}: {}, reply lost", who, op)), self._answered(done, place, driver, timeout)
         if self._may(state, "late request"):
-            sent = self._struck(state, "late request")._replace(messages=(*state.messages, self._intern(op)))
+            sent = self._struck(state, "late request")._replace(messages=(*state.messages, late))
             yield Label(("{}: {} is late", who, op)), self._answered(sent, place, driver, timeout)
         if self._may(state, "duplicate request"):
-            sent = self._struck(state, "duplicate request")._replace(messages=(*state.messages, self._intern(op)))
+            sent = self._struck(state, "duplicate request")._replace(messages=(*state.messages, late))
             yield Label(("{}: {}, sent twice", who, op)), self._step(sent, place, driver, op)
 
     def _twin_moves(self, state: State, place: int, twin: Process) -> Iterator[tuple[Label | str, State]]:
@@ -323,45 +361,28 @@ class Explorer(Steps):
         return state._replace(faults=tuple(sorted((*state.faults, kind))), fruitless=0)
 
 
-class Seen:
-    """Which states were met, and with how much to come: a state is not tried again with fewer faults and switches left.
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """For a search: millions of objects, none of them garbage, and real code that is run millions of times."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with remembering():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
 
-    Of each only 8 bytes of a hash are kept. Two different states with the same hash would be taken for one: with 10 million
-    states the chance that there is such a pair is 1 in 300,000.
-    """
 
-    def __init__(self, scenario: Scenario):
-        self._exact = not scenario.reduce
-        self._switches = (scenario.max_switches or 0) + 1
-        self._met: dict[int, int] = {}
-        """Hash → a bit for every (number of faults, number of switches) with which the state was met."""
-        pairs = [(f, s) for f in range(scenario.max_faults + 1) for s in range(self._switches)]
-        self._better = {
-            pair: sum(1 << self._bit(*other) for other in pairs if other[0] <= pair[0] and other[1] <= pair[1])
-            for pair in pairs
-        }
-
-    def _bit(self, faults: int, switches: int) -> int:
-        return faults * self._switches + switches
-
-    def _hash(self, state: State) -> int:
-        key = (*state.key(), state.faults) if self._exact else state.key()
-        return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
-
-    def admits(self, state: State) -> bool:
-        """Whether it is new, or has more to come than before; it is then taken down."""
-        pair, key = (len(state.faults), state.switches), self._hash(state)
-        met = self._met.get(key, 0)
-        if met & self._better[pair]:
-            return False
-        self._met[key] = met | 1 << self._bit(*pair)
-        return True
-
-    def outdoes(self, state: State) -> bool:
-        """Whether it was met with more to come, after it was admitted."""
-        pair = (len(state.faults), state.switches)
-        others = self._better[pair] & ~(1 << self._bit(*pair))
-        return bool(others and self._met[self._hash(state)] & others)
+@contextlib.contextmanager
+def _scheduled(trail: Trail | None) -> Iterator[None]:
+    """A violation says by which schedule it was reached, once."""
+    try:
+        yield
+    except invariants.Violation as violation:
+        if not hasattr(violation, "__notes__"):
+            violation.add_note("schedule:\n  " + "\n  ".join(_told(trail)))
+        raise
 
 
 def _told(trail: Trail | None) -> list[str]:

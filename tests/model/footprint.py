@@ -20,6 +20,7 @@ disturbed by both.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from twophase.identity import Attempt, Owner
@@ -30,6 +31,12 @@ Token = tuple[str, ...]
 class Footprint(NamedTuple):
     needs: frozenset[Token]
     makes: frozenset[Token]
+
+    @classmethod
+    def of_all(cls, footprints: Iterable[Footprint]) -> Footprint:
+        """Touches whatever one of them touches."""
+        every = tuple(footprints)
+        return cls(frozenset().union(*(f.needs for f in every)), frozenset().union(*(f.makes for f in every)))
 
     def touches(self, other: Footprint) -> bool:
         """Whether the order of the two can matter."""

@@ -64,7 +64,7 @@ class Visible:
 class Violation(AssertionError):
     def __init__(self, invariant: str, what: str):
         super().__init__(f"{invariant}: {what}")
-        self.invariant = invariant
+        self.invariant, self.what = invariant, what
 
 
 def visible_in_line(state: HeapState, sink: str = "a") -> Iterable[Visible]:

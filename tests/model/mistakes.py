@@ -1,7 +1,7 @@
 """Seeded mistakes in the protocol: each makes one change that looks harmless, and says which check must catch it.
 
 A mistake that nothing catches is a hole in the model. Mistakes below the protocol, in how a record gets onto a disk, are seeded
-in tests/test_local_storage.py and tests/test_ledger_on_disk.py.
+in tests/test_local_storage.py and tests/ledger/test_on_disk.py.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def abort_by_votes(_: Any) -> Any:
 
 def abort_all_of_the_epoch(_: Any) -> Any:
     def abort(self: Coordinator, number: int, votes: Any) -> None:  # noqa: ARG001
-        for name, staged in recovery.leftovers(self.query).items():
+        for name, staged in recovery.leftovers(self.query, None).items():
             self.query.sinks[name].abort(self.query.owner(name), staged)
 
     return abort
@@ -161,7 +161,7 @@ def sweep_first(publish: Any) -> Any:
     def publish_generation(query: Query, tail: Tail | None, epoch: Any, **given: Any) -> Any:
         if tail is not None:
             soon = dataclasses.replace(tail.prepare, number=tail.number + 1, decision=tail.decision)
-            for name, staged in recovery.leftovers(query).items():
+            for name, staged in recovery.leftovers(query, soon.generation).items():
                 marks = recovery._open_marks(query, name, soon.decision, query.statuses(settled=False)[name])
                 doomed = [s for s in staged if s.mark not in marks]
                 query.sinks[name].abort(query.owner(name), doomed)
@@ -251,7 +251,7 @@ def generations_repeat(_: Any) -> Any:
         prepare = query.ledger.prepare(tail, query=query.name, epoch=epoch, **given)
         with contextlib.suppress(Fenced):
             recovery.fence(query, prepare)
-        return prepare, recovery.leftovers(query)
+        return prepare, recovery.leftovers(query, prepare.generation)
 
     return publish_generation
 
@@ -272,6 +272,13 @@ def nothing(*_: Any, **__: Any) -> None:
 
 UNGUARDED = swap(Coordinator, "_keeps_what_it_must", lambda _: lambda *__: True)
 """Some mistakes would be stopped by a later check, as refusals: without that check they show what they do."""
+UNNOTICED = several(
+    swap(recovery, "refuse_visible_without_decision", lambda _: nothing),
+    swap(coordinator, "refuse_visible_without_decision", lambda _: nothing),
+)
+
+NAMELESS = swap(Prepare, "attempts_nonce", lambda _: "")
+"""Attempts are named by the numbers of their generation and task alone."""
 
 ZOMBIE = frozenset({"second driver"})
 ONE_TRY = Setup(0, publish_tries=1)
@@ -392,7 +399,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "skipped because the target is at N or beyond",
         several(
             swap(coordinator, "judge", behind_is_done),
-            swap(recovery, "refuse_visible_without_decision", lambda _: nothing),
+            UNNOTICED,
             UNGUARDED,
         ),
         "6 no loss",
@@ -414,7 +421,11 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "generations repeat after a restore",
-        several(swap(recovery, "publish_generation", generations_repeat), swap(heap, "stage", first_of_a_name_stays)),
+        several(
+            swap(recovery, "publish_generation", generations_repeat),
+            swap(heap, "stage", first_of_a_name_stays),
+            NAMELESS,
+        ),
         "6 no loss",
         frozenset({"crash", "restored"}),
         2,
@@ -437,10 +448,18 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "shares of an unknown revision not noticed",
-        swap(recovery, "refuse_visible_without_decision", lambda _: nothing),
+        UNNOTICED,
         "4 once",
         frozenset({"share dies", "crash", "restored"}),
         3,
         setup=Setup(0, sinks=("b",)),
+    ),
+    Mistake(
+        "shares of an unknown revision noticed before the sweep only",
+        swap(coordinator, "refuse_visible_without_decision", lambda _: nothing),
+        "4 once",
+        frozenset({"share dies", "late request", "restored"}),
+        3,
+        setup=Setup(0, sinks=("b",), epochs=1, slots=1),
     ),
 )

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from tests.model import slot_sink
+from tests.model.digest import digest, joined
 from tests.model.footprint import Footprint, Token, footprint
 from tests.model.slot_sink import SlotState
 from twophase.identity import Attempt, Owner
@@ -29,11 +30,18 @@ FILES, ATOMIC, SLOTS = "files", "atomic", "slots"
 class Files:
     """An immutable set of files, by path."""
 
-    __slots__ = ("_hash", "by_path")
+    __slots__ = ("_digest", "_hash", "by_path")
 
     def __init__(self, by_path: Mapping[str, bytes] | None = None):
         self.by_path = dict(by_path or {})
         self._hash = hash(frozenset(self.by_path.items()))
+        self._digest: bytes | None = None
+
+    @property
+    def digest(self) -> bytes:
+        if self._digest is None:
+            self._digest = joined("files", *(digest(part) for item in sorted(self.by_path.items()) for part in item))
+        return self._digest
 
     def __hash__(self) -> int:
         return self._hash
@@ -76,6 +84,8 @@ class Unseen(BaseException):
 class _Hidden:
     """Stands for what a look does not show: it can be passed on, and not be used."""
 
+    digest = joined("hidden")
+
     def _refuse(self, *_: Any) -> Any:
         raise Unseen("a part of a target was read that the look at it did not declare")
 
@@ -112,7 +122,7 @@ class Sight:
         if "pending" in self.parts:
             pending = frozenset(filter(self._shows, state.pending))
             if "voted" not in self.parts:
-                pending = frozenset(replace(t, values=HIDDEN, voted=HIDDEN) for t in pending)
+                pending = frozenset(replace(t, values=HIDDEN, voted=HIDDEN, stray=HIDDEN) for t in pending)
         return SlotState(
             pending,
             tuple(filter(self._shows, state.visible)) if "visible" in self.parts else HIDDEN,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.model.digest import digest, joined
 from tests.model.objects import Op
 from tests.model.slot_sink import SlotState
 from twophase.sinks.heap import HeapState
@@ -81,10 +82,12 @@ Program = Callable[[Recorded], Any]
 class Node:
     """A program after a number of results: what it asks for next, or how it ended."""
 
-    __slots__ = ("_before", "_children", "_program", "_result", "ended", "next_phase", "op")
+    __slots__ = ("_before", "_children", "_digest", "_program", "_result", "ended", "next_phase", "op")
 
-    def __init__(self, program: Program, before: Node | None = None, result: Result | None = None):
+    def __init__(self, program: Program, name: bytes = b"", before: Node | None = None, result: Result | None = None):
         self._program, self._before, self._result = program, before, result
+        self._digest = name
+        """Of the first node: what stands for the program. Of the others it is made when somebody asks for it."""
         self._children: dict[Any, Node] | None = None
         self.op: Op | None = None
         self.next_phase: Any = None
@@ -112,6 +115,14 @@ class Node:
     def is_first(self) -> bool:
         return self._before is None
 
+    @property
+    def digest(self) -> bytes:
+        """Of the program, and of the results so far: whatever it does next depends on nothing else."""
+        if not self._digest:
+            assert self._before is not None
+            self._digest = joined("node", self._before.digest, digest(self._result))
+        return self._digest
+
     def results(self) -> tuple[Result, ...]:
         results: list[Result] = []
         node: Node | None = self
@@ -121,19 +132,20 @@ class Node:
         return tuple(reversed(results))
 
     def after(self, result: Result, guess: Guess | None = None) -> Node:
-        child = None if self._children is None else self._children.get(_key(result))
+        child = None if self._children is None else self._children.get(key_of(result))
         return self.add(result).run(guess) if child is None else child
 
     def add(self, result: Result) -> Node:
         """The node after this one, before it is known what the program does there."""
         if self._children is None:
             self._children = {}
-        child = self._children[_key(result)] = Node(self._program, self, result)
+        child = self._children[key_of(result)] = Node(self._program, before=self, result=result)
         return child
 
 
-def _key(result: Result) -> Any:
+def key_of(result: Result) -> Any:
     if isinstance(result, Raised):
-        return (type(result.error), str(result.error))
+        # Not its text: an error learns on its way up whose epoch it is about.
+        return (type(result.error), result.error.args, getattr(result.error, "dead_slots", None))
     # States of targets are interned by the explorer, and their hashes are slow.
-    return id(result.value) if isinstance(result.value, HeapState | SlotState) else result.value
+    return id(result.value) if isinstance(result.value, HeapState | SlotState) else (type(result.value), result.value)

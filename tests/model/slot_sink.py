@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from twophase.errors import NotCommitted, OutcomeUnknown
+from twophase.errors import NotCommitted, OutcomeUnknown, SchemaMismatch
 from twophase.handle import Handle
 from twophase.identity import Attempt, Epoch, Generation, Owner
 from twophase.sink import (
@@ -41,6 +41,9 @@ class SlotTransaction:
     attempt: Attempt
     values: tuple[int, ...] = ()
     voted: bool = False
+    stray: bool = False
+    """Begun by a request that came late: another session than the one in which the rows were written and voted for. If the first
+    is dead, the vote is refused, however often it comes. What is proven dead stays dead, as docs/protocol.md demands."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ def look(state: SlotState) -> tuple[SlotState, SlotState]:
     return state, state
 
 
+def come_late(transition: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a request that comes after its caller has given up waiting, or a second time."""
+    return (replace(arguments[0], stray=True),) if transition is begin else arguments
+
+
 class Target(Protocol):
     def apply(self, transition: Callable[..., tuple[Any, R]], *arguments: Any) -> R: ...
 
@@ -100,6 +108,8 @@ class _Share(Transaction[SlotHandle]):
         self._values: tuple[int, ...] = ()
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_columns != 1 or batch.column(0).null_count:
+            raise SchemaMismatch("a row of this target is a number")
         self._values += tuple(int(value) for value in batch.column(0).to_pylist() if value is not None)
 
     def pre_commit(self) -> SlotHandle:
@@ -160,7 +170,7 @@ class SlotSink(Sink[SlotHandle]):
             {slot: marker for slot, marker in sorted(state.markers, key=lambda m: m[0]) if marker.owner == owner}
         )
 
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[SlotHandle]]:
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[SlotHandle]]:
         pending = sorted(
             (t for t in self._target.apply(look).pending if t.owner == owner), key=lambda t: str(t.attempt)
         )

@@ -26,13 +26,14 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from tests.model.digest import digest
 from tests.model.objects import ATOMIC, SLOTS, ModelStorage, ModelTarget
 from tests.model.replay import Raised, Recorded, Result
 from tests.model.slot_sink import SlotHandle, SlotSink
 from twophase import handle, ledger
 from twophase.checkpoint import Checkpoint
 from twophase.coordinator import Coordinator
-from twophase.identity import Attempt, Owner, offsets_hash
+from twophase.identity import Attempt, Generation, Owner, offsets_hash
 from twophase.ledger import Ledger
 from twophase.plan import EpochPlan
 from twophase.query import Query
@@ -75,6 +76,10 @@ class Boxed:
     @cached_property
     def _look(self) -> str:
         return repr(self.value)
+
+    @property
+    def digest(self) -> bytes:
+        return digest(self.value)
 
     def __hash__(self) -> int:
         return hash(self._look)
@@ -181,9 +186,9 @@ class ModelHeapSink(HeapSink):
         with self._shown.showing(owner, "line"):
             return super().status(owner, settled=settled)
 
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[HeapHandle]]:
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[HeapHandle]]:
         with self._shown.showing(owner, "staged"):
-            return super().leftovers(owner)
+            return super().leftovers(owner, seen_from=seen_from)
 
     def alive(self, order: CommitOrder[HeapHandle]) -> Mapping[int, str]:
         with self._shown.showing(order.owner, "line", "staged", attempts=_named(order)):
@@ -201,9 +206,9 @@ class ModelSlotSink(SlotSink):
         with self._shown.showing(owner, "markers", *(("pending",) if settled else ())):
             return super().status(owner, settled=settled)
 
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[SlotHandle]]:
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[SlotHandle]]:
         with self._shown.showing(owner, "pending"):
-            return super().leftovers(owner)
+            return super().leftovers(owner, seen_from=seen_from)
 
     def alive(self, order: CommitOrder[SlotHandle]) -> Mapping[int, str]:
         with self._shown.showing(order.owner, "pending", "voted", "visible", attempts=_named(order)):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from hashlib import blake2b
+from typing import NamedTuple
 
 from tests.model import invariants
+from tests.model.digest import digest
 from tests.model.objects import Files, Op
 from tests.model.replay import Node
 from tests.model.slot_sink import SlotState
@@ -74,14 +77,25 @@ class State(NamedTuple):
     widowed: bool = False
     """Whether this driver's fellow has just ended: another may begin before the next operation, even if that only reads."""
 
-    def key(self) -> tuple[Any, ...]:
-        """What the future depends on, but for how many faults and switches are left. Everything is interned, so identity is
-        equality."""
-        return (
-            id(self.files), id(self.atomic), id(self.slots), id(self.decided), id(self.newest), id(self.next_setup),
-            self.fruitless, self.why, self.running, self.widowed, aftermath(self.faults), *(id(p.node) for p in self.drivers), 0,
-            *(id(p.node) for p in self.twins), 0, *sorted(map(id, self.messages)),
-        )  # fmt: skip
+    def hash(self, *more: object) -> int:
+        """8 bytes for what the future depends on, but for how many faults and switches are left."""
+        return int.from_bytes(blake2b(b"".join(self._parts(*more)), digest_size=8).digest(), "little")
+
+    def _parts(self, *more: object) -> Iterator[bytes]:
+        """Digests, all of one size: what belongs to which is told by how many there are of each."""
+        counts = (len(self.drivers), len(self.twins), len(self.messages))
+        yield _digest_of_small(
+            (self.fruitless, self.why, self.running, self.widowed, aftermath(self.faults), counts, more)
+        )
+        yield self.files.digest
+        yield from map(digest, (self.atomic, self.slots, self.decided, self.newest, self.next_setup))
+        yield from (process.node.digest for process in self.drivers)
+        yield from (process.node.digest for process in self.twins)
+        yield from sorted(map(digest, self.messages))
+
+
+_digest_of_small = functools.cache(digest)
+"""Of the parts of a state that have few values."""
 
 
 class Aftermath(NamedTuple):
@@ -133,11 +147,14 @@ class Report:
     refused: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     complete: bool = True
+    journal_s: float = 0.0
+    """Processor time that earlier runs spent on what was taken from a journal."""
 
     def __str__(self) -> str:
+        resumed = f", and {self.journal_s:,.0f} s of processor time from a journal" if self.journal_s else ""
         fired = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.faults.items()))
         return (
-            f"{self.states:,} states, {self.steps:,} steps, {self.seconds:.1f} s"
+            f"{self.states:,} states, {self.steps:,} steps, {self.seconds:.1f} s{resumed}"
             f"{'' if self.complete else ' (stopped early)'}; ends: {self.ends:,}, of which refused: {self.refused:,}; "
             f"faults fired: {fired}"
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.model import invariants, objects, slot_sink
+from tests.model.digest import digest
 from tests.model.footprint import Footprint, death_in_line, death_in_slots
 from tests.model.objects import ATOMIC, SLOTS, Files, Op
-from tests.model.replay import Guess, Node, Raised, Returned
+from tests.model.replay import Guess, Node, Raised, Returned, key_of
 from tests.model.slot_sink import SlotState
 from tests.model.spark import (
     Commit,
@@ -36,9 +37,21 @@ from twophase.errors import Fenced, NotCommitted
 from twophase.identity import Epoch, Owner, offsets_hash
 from twophase.sinks.heap import HeapState
 
+ABOUT_SHARES = (slot_sink.vote, slot_sink.end)
+"""What only says False if its share is not there."""
 REMEMBERED = 1_000_000
 """Results of operations that are kept, so as not to carry them out again."""
 Applied = tuple[Any, invariants.Decided, Returned | Raised]
+
+
+class Passage(NamedTuple):
+    """A driver's way to the end of its phase if nothing comes between: a function of where it is, and of the world."""
+
+    world: tuple[Files, HeapState, SlotState, invariants.Decided, invariants.Decided]
+    """As it is then; as in `State`: files, atomic, slots, decided, newest."""
+    node: Node
+    footprint: Footprint
+    """Of all operations on the way."""
 
 
 class Steps:
@@ -49,9 +62,13 @@ class Steps:
         self.report = Report()
         self.outcomes: set[tuple[Any, ...]] = set()
         """How schedules ended, and the whole world after recovery; of those that ended refused, what readers see."""
+        self.ends: dict[int, bool] = {}
+        """Hash of a state in which a schedule ended → whether the query was refused there."""
         self._interned: dict[Any, Any] = {}
         self._roots: dict[tuple[Setup, Phase], Node] = {}
-        self._checked: set[tuple[int, int, int]] = set()
+        self._checked: set[tuple[str, int, int]] = set()
+        self._passages: dict[tuple[int, ...], Passage] = {}
+        self._results: dict[Any, Returned | Raised] = {}
         self._faultless: dict[int, State] = {}
         self._applied: dict[tuple[int, int, int, int], Applied] = {}
         self._nothing: invariants.Decided = self._intern(frozenset())
@@ -67,7 +84,9 @@ class Steps:
     def _node(self, setup: Setup, phase: Phase, guess: Guess | None = None) -> Node:
         root = self._roots.get((setup, phase))
         if root is None:
-            root = self._roots[setup, phase] = Node(lambda world: program(setup, phase, world)).run(guess)
+            root = self._roots[setup, phase] = Node(
+                lambda world: program(setup, phase, world), digest((setup, phase))
+            ).run(guess)
         return root
 
     def _is_over(self, state: State) -> bool:
@@ -98,18 +117,24 @@ class Steps:
         try:
             new, value = op.transition(old, *op.arguments)
         except Exception as error:  # noqa: BLE001 - whatever a target raises is an answer to the process that asked
-            return None, self._nothing, Raised(error)
+            return None, self._nothing, self._result(Raised(error))
         if op.sight is not None:
             value = self._intern(op.sight.of(value))
+        result = self._result(Returned(value))
         if new is old:
-            return None, self._nothing, Returned(value)
+            return None, self._nothing, result
         more = self._nothing
         if op.transition is objects.publish and "/twophase/" in op.arguments[0] and _is_newest(old, op.arguments[0]):
             more = self._intern(invariants.decided_by(op.arguments[1], op.arguments[0], state.decided))
-        if isinstance(new, SlotState):  # slots become visible each on its own: only the order within one can be seen
+        if isinstance(new, SlotState) and new.visible is not old.visible:
+            # Slots become visible each on its own: only the order within one can be seen.
             new = replace(new, visible=tuple(sorted(new.visible, key=lambda t: (t.owner, t.slot))))
         new = self._intern(new)
-        return (None if new is old else new), more, Returned(value)
+        return (None if new is old else new), more, result
+
+    def _result(self, result: Returned | Raised) -> Returned | Raised:
+        """The one that stands for all that are equal to it."""
+        return self._results.setdefault(key_of(result), result)
 
     def _step(self, state: State, place: int, driver: Process, op: Op) -> State:
         done, result = self._apply(state, op)
@@ -176,6 +201,17 @@ class Steps:
         """Run the drivers on as far as nobody can tell in which order."""
         for place in range(len(state.drivers)):
             state = self._settled(state, place, state.drivers[place]) if place < len(state.drivers) else state
+        waiting = -1
+        while waiting != len(state.messages) + len(
+            state.twins
+        ):  # whatever is dropped no longer stands in anybody's way
+            state = self._without_spent(state)
+            waiting = len(state.messages) + len(state.twins)
+            state = self._without_spent(self._run_on_beside(state))
+        return self._normalised(state)
+
+    def _run_on_beside(self, state: State) -> State:
+        """The same, as far as what is alive or on its way beside the drivers lets them."""
         place = 0
         while place < len(state.drivers) and not state.widowed:
             driver = state.drivers[place]
@@ -184,20 +220,62 @@ class Steps:
                 place += 1
                 continue
             count = len(state.drivers)
-            done, result = self._apply(state, op)
-            if done is not state:
-                self.check(done)
-            state = self._advanced(done, place, driver, result)
+            passed = self._passed(state, place, driver)
+            if passed is None:
+                done, result = self._apply(state, op)
+                if done is not state:
+                    self.check(done)
+                passed = self._advanced(done, place, driver, result)
+            state = self._normalised(passed)
             if len(state.drivers) < count:
                 place = 0
-            state = self._normalised(state)
-        return self._normalised(self._without_refused(state))
+        return state
 
-    def _without_refused(self, state: State) -> State:
-        """Drop late messages and twins that can only be refused from here on: nobody can tell whether they ever come."""
+    def _passed(self, state: State, place: int, driver: Process) -> State | None:
+        """The state after the rest of this driver's phase, if every operation in it is as private or as forced as the next one."""
+        if not self.scenario.reduce or len(state.faults) < self.scenario.max_faults:
+            return None
+        most = self.scenario.max_switches
+        if len(state.drivers) > 1 and (most is None or state.switches < most or place != state.running):
+            return None
+        passage = self._passage(state, driver)
+        others = (*state.messages, *(twin.node.op for twin in state.twins))
+        if any(other is not None and passage.footprint.touches(other.footprint) for other in others):
+            return None
+        return self._at_the_end(state, place, driver, passage)
+
+    def _at_the_end(self, state: State, place: int, driver: Process, passage: Passage) -> State:
+        files, atomic, slots, decided, newest = passage.world
+        state = state._replace(files=files, atomic=atomic, slots=slots, decided=decided, newest=newest)
+        return self._settled(state, place, Process(driver.setup, driver.phase, passage.node))
+
+    def _passage(self, state: State, driver: Process) -> Passage:
+        surgery = aftermath(state.faults).surgery
+        world = (state.files, state.atomic, state.slots, state.decided, state.newest)
+        key = (id(driver.node), *map(id, world), surgery)
+        passage = self._passages.get(key)
+        if passage is None:
+            passage = self._passages[key] = self._gone_through(state, driver.node)
+        return passage
+
+    def _gone_through(self, state: State, node: Node) -> Passage:
+        footprints = []
+        while node.op is not None:
+            footprints.append(node.op.footprint)
+            done, result = self._apply(state, node.op)
+            if done is not state:
+                self.check(done)
+            node, state = node.after(result, self._guess(done)), done
+        return Passage(
+            (state.files, state.atomic, state.slots, state.decided, state.newest), node, Footprint.of_all(footprints)
+        )
+
+    def _without_spent(self, state: State) -> State:
+        """Drop what can't have an effect from here on, now or later: nobody can tell whether it ever comes. That is late messages
+        that are refused or change nothing, and twins that are refused, and so end."""
         if not self.scenario.reduce or not (state.messages or state.twins):
             return state
-        messages = tuple(m for m in state.messages if not self._is_refused_for_good(state, m))
+        messages = tuple(m for m in state.messages if not self._is_spent_for_good(state, m))
         twins = tuple(t for t in state.twins if t.node.op and not self._is_refused_for_good(state, t.node.op))
         if len(messages) == len(state.messages) and len(twins) == len(state.twins):
             return state
@@ -217,6 +295,16 @@ class Steps:
         except NotCommitted:
             return False  # a share that is not there yet may still come
         return False
+
+    def _is_spent_for_good(self, state: State, message: Op) -> bool:
+        """Refused, or about a share of target b that is not there. An attempt begins once: such a share comes back only by a
+        `begin` that is still on its way, and target b, which is the model's own, answers until then that it is not there."""
+        if self._is_refused_for_good(state, message):
+            return True
+        if message.transition not in ABOUT_SHARES or message.transition(state.slots, *message.arguments)[1]:
+            return False
+        on_their_way = (*state.messages, *(twin.node.op for twin in state.twins))
+        return not any(other is not None and other.transition is slot_sink.begin for other in on_their_way)
 
     def _normalised(self, state: State) -> State:
         """The same state under the names that a run without faults gives."""
@@ -258,8 +346,9 @@ class Steps:
         """Whether no fault can strike at this operation, and no other process or message can tell when it happens."""
         if not self.scenario.reduce:
             return False
-        if op.transition is objects.read and op.arguments[0] in state.files.by_path:
-            return self.scenario.setup.kept_records >= NO_COMPACTION  # a file never changes, as long as none is deleted
+        kept = self.scenario.setup.kept_records >= NO_COMPACTION
+        if kept and op.transition is objects.read and op.arguments[0] in state.files.by_path:
+            return True  # a file never changes, as long as none is deleted
         return self._is_apart(state, op) and not self._can_be_disturbed(state, op)
 
     def _is_forced(self, state: State, place: int, op: Op) -> bool:
@@ -298,14 +387,13 @@ class Steps:
         count = len(state.drivers)
         while len(state.drivers) == count:
             driver = state.drivers[place]
-            if touch(driver.node.op, op):
-                return True
-            assert driver.node.op is not None
             try:
-                state, result = self._apply(state, driver.node.op)
+                passage = self._passage(state, driver)
             except invariants.Violation:
-                return True  # whoever really takes this step will say so
-            state = self._advanced(state, place, driver, result)
+                return True  # whoever really takes these steps will say so
+            if passage.footprint.touches(op.footprint):
+                return True
+            state = self._at_the_end(state, place, driver, passage)
         return False
 
     def _can_be_disturbed(self, state: State, op: Op) -> bool:
@@ -331,29 +419,36 @@ class Steps:
     # ---- checks ----
 
     def check(self, state: State) -> None:
-        place = (id(state.atomic), id(state.slots), id(state.decided))
-        if place not in self._checked:
-            self._checked.add(place)
-            deterministic = self.scenario.setup.deterministic
-            invariants.check_line(state.atomic)
-            invariants.check_shares(
-                invariants.visible_in_line(state.atomic), state.decided, deterministic=deterministic
-            )
-            invariants.check_shares(
-                invariants.visible_in_slots(state.slots), state.decided, deterministic=deterministic
-            )
-            invariants.check_no_gap_by_slot(state.slots, state.decided)
-            invariants.check_same_rows(state.atomic, state.slots)
+        line, visible, decided = state.atomic.line, state.slots.visible, state.decided
+        self._check_once("line", line, decided, lambda: self._check_line(state))
+        self._check_once("visible", visible, decided, lambda: self._check_visible(state))
+        self._check_once("both", line, visible, lambda: invariants.check_same_rows(state.atomic, state.slots))
         if not state.drivers and not state.twins and not state.messages and self._is_over(state):
-            self.report.ends += 1
             self.outcomes.add(self._check_end(state))
+            self.ends[state.hash()] = state.why != "finished"
+
+    def _check_once(self, name: str, one: object, other: object, check: Callable[[], None]) -> None:
+        """What is checked here belongs to values that are interned, so it lives as long as this does, and identity will do."""
+        place = (name, id(one), id(other))
+        if place not in self._checked:
+            check()
+            self._checked.add(place)
+
+    def _check_line(self, state: State) -> None:
+        invariants.check_line(state.atomic)
+        shares = invariants.visible_in_line(state.atomic)
+        invariants.check_shares(shares, state.decided, deterministic=self.scenario.setup.deterministic)
+
+    def _check_visible(self, state: State) -> None:
+        shares = invariants.visible_in_slots(state.slots)
+        invariants.check_shares(shares, state.decided, deterministic=self.scenario.setup.deterministic)
+        invariants.check_no_gap_by_slot(state.slots, state.decided)
 
     def _check_end(self, state: State) -> tuple[Any, ...]:
         """Returns what the end looks like."""
         if state.why != "finished":
             if state.why not in self._refusals(state):
                 raise invariants.Violation("recovers", f"the query can't be started any more: {state.why}")
-            self.report.refused += 1
             return state.why, state.atomic.line, state.slots.visible
         setup = state.next_setup
         logged = [n for n in range(setup.epochs) if f"{setup.root}/commits/{n}" in state.files.by_path]
@@ -374,10 +469,10 @@ class Steps:
     def _check_residue(self, state: State) -> State:
         """9: after recovery, nothing that older generations staged is left. Returns the state after recovery."""
         setup = state.next_setup
-        node = self._node(setup, Recover())
+        node = self._node(setup, Recover(), self._guess(state))
         while node.op is not None:
             state, result = self._apply(state, node.op)
-            node = node.after(result)
+            node = node.after(result, self._guess(state))
         if isinstance(node.ended, Raised):
             if getattr(node.ended.error, "condition", "") in self._refusals(state):
                 return state

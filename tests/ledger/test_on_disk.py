@@ -29,7 +29,7 @@ from typing import TypeVar
 import pytest
 
 from tests.disk import CrashStates, Effect, Fault, FaultyPosix, Operation, When, in_child
-from tests.test_ledger import QUERY, Relay, decision_after, epoch_of
+from tests.ledger.ledger_folder import QUERY, Relay, decision_after, epoch_of
 from tests.test_local_storage import ExclusiveCreate, WithoutFileSync, WithoutFolderSync
 from twophase.errors import LedgerCorrupt, OutcomeUnknown, TwophaseError
 from twophase.ledger import Ledger, Tail

@@ -1,0 +1,114 @@
+"""Sinks in memory, with a mistake each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from twophase.errors import Fenced
+from twophase.identity import Generation, Owner
+from twophase.sink import CommitOrder, Leftover, Outcome, Plan, Status, TakeOver, Task
+from twophase.sinks import heap
+from twophase.sinks.heap import CommittedEpoch, HeapHandle, HeapSink, HeapState, HeapTransaction
+
+
+def commit_by_setting(state: HeapState, order: CommitOrder[HeapHandle]) -> tuple[HeapState, Outcome]:
+    """The marker is set, wherever it was."""
+    shares = tuple(s for s in state.staged if s.attempt in {share.attempt for share in order.shares})
+    line = (*state.line, CommittedEpoch(order.marker, shares))
+    return replace(state, line=line, staged=state.staged - set(shares)), Outcome.COMMITTED
+
+
+def take_over_by_setting(state: HeapState, order: TakeOver) -> tuple[HeapState, None]:
+    return replace(state, line=(*state.line, CommittedEpoch(order.marker))), None
+
+
+class SetsTheMarker(HeapSink):
+    def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
+        return self._target.apply(commit_by_setting, order)
+
+
+class TakesOverAnyway(HeapSink):
+    def take_over(self, order: TakeOver) -> None:
+        self._target.apply(take_over_by_setting, order)
+
+
+class DoesNotFence(HeapSink):
+    def fence(self, owner: Owner, generation: Generation) -> None: ...
+
+
+class FencesDecisionsToo(HeapSink):
+    def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
+        newest = max(self._target.apply(heap.look).fences, key=lambda generation: generation.number)
+        if any(share.attempt.generation.is_older_than(newest) for share in order.shares):
+            raise Fenced("of an older generation")
+        return super().commit(order)
+
+
+class HidesStrangers(HeapSink):
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        found = super().status(owner, settled=settled)
+        return Status({slot: marker for slot, marker in found.markers.items() if marker.owner == owner})
+
+
+class NamesNoOwner(HeapSink):
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[HeapHandle]]:
+        return [replace(left, owner=None) for left in super().leftovers(owner, seen_from=seen_from)]
+
+
+class KeepsBatches(HeapSink):
+    """Until pre-commit, as if they were its own."""
+
+    def begin(self, plan: Plan, task: Task) -> HeapTransaction:
+        return _KeepsBatches(self._target, plan, task)
+
+
+class _KeepsBatches(HeapTransaction):
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.kept: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.kept.append(batch)
+
+    def pre_commit(self) -> HeapHandle:
+        for batch in self.kept:
+            super().write(batch)
+        return super().pre_commit()
+
+
+class LosesPrecision(HeapSink):
+    def begin(self, plan: Plan, task: Task) -> HeapTransaction:
+        return _LosesPrecision(self._target, plan, task)
+
+
+class _LosesPrecision(HeapTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        short = {pa.float64(): pa.float32()}
+        fields = [f.with_type(short.get(f.type, f.type)) for f in batch.schema]
+        super().write(batch.cast(pa.schema(fields), safe=False))
+
+
+class KeepsIntegersAsFloats(HeapSink):
+    """Which are equal to them, if they are small."""
+
+    def begin(self, plan: Plan, task: Task) -> HeapTransaction:
+        return _KeepsIntegersAsFloats(self._target, plan, task)
+
+
+class _KeepsIntegersAsFloats(HeapTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        fields = [f.with_type(pa.float64()) if pa.types.is_int32(f.type) else f for f in batch.schema]
+        super().write(batch.cast(pa.schema(fields)))
+
+
+class HoldsAFile(HeapSink):
+    """Something that no other process can be sent."""
+
+    def __init__(self, target: str):
+        super().__init__(target)
+        self.opened = open(__file__, encoding="utf-8")  # noqa: SIM115 - held on purpose
+        self.opened.close()
