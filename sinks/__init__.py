@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twophase.sinks.files.sink import FilesSink
     from twophase.sinks.heap import HeapSink
+    from twophase.sinks.kafka.sink import KafkaSink
+    from twophase.sinks.postgres.sink import PostgresSink
 
-_MODULE_OF = {"FilesSink": "twophase.sinks.files.sink", "HeapSink": "twophase.sinks.heap"}
+_MODULE_OF = {
+    "FilesSink": "twophase.sinks.files.sink",
+    "HeapSink": "twophase.sinks.heap",
+    "KafkaSink": "twophase.sinks.kafka.sink",
+    "PostgresSink": "twophase.sinks.postgres.sink",
+}
 
-__all__ = ["FilesSink", "HeapSink"]
+__all__ = ["FilesSink", "HeapSink", "KafkaSink", "PostgresSink"]
 
 
 def __getattr__(name: str) -> Any:

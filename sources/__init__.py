@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twophase.sources.files import FilesSource
+    from twophase.sources.kafka import KafkaSource
 
-_MODULE_OF = {"FilesSource": "twophase.sources.files"}
+_MODULE_OF = {"FilesSource": "twophase.sources.files", "KafkaSource": "twophase.sources.kafka"}
 
-__all__ = ["FilesSource"]
+__all__ = ["FilesSource", "KafkaSource"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from twophase.file_table import MANIFEST, DataFile, FileTable, Manifest, TableForm
+from twophase.file_table import DataFile, FileTable, Manifest, TableForm
 from twophase.identity import Epoch, Owner
 from twophase.local_storage import LocalStorage
 from twophase.sink import Marker
@@ -73,7 +73,7 @@ def commit(
         TableForm(file_format, (), known),
         tuple(described),
     )
-    (staged / MANIFEST).write_bytes(manifest.encode())
+    manifest.publish(LocalStorage(), f"{staged}/{manifest.form.manifest_name}", columns=None, through=str(table.parent))
     table.mkdir(exist_ok=True)
     staged.rename(folder)
     assert FileTable(LocalStorage(), str(table)).manifest(position) == manifest

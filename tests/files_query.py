@@ -44,7 +44,7 @@ class FilesQuery(Pipeline):
     def epoch(self, number: int, *rows: Any) -> None:
         super().epoch(number, *rows)
 
-    def task(self, sink: str, slot: int, values: Any, *, number: int | None = None) -> Vote:
+    def task(self, sink: str, slot: int, values: Any, *, number: int | None = None, task_id: int | None = None) -> Vote:
         """`values` are numbers for the column `value`, a batch, or several."""
         given = [values] if isinstance(values, pa.RecordBatch) else values
         batches = given if given and isinstance(given[0], pa.RecordBatch) else [batch_of(values)]
@@ -55,7 +55,7 @@ class FilesQuery(Pipeline):
             batches,
             number=self.number if number is None else number,
             slot=slot,
-            task_id=next(self._task_ids),
+            task_id=next(self._task_ids) if task_id is None else task_id,
             now_ms=lambda: self.clock_ms,
         )
         return Vote.from_text(vote.to_text())
@@ -114,7 +114,7 @@ class LossyStorage(LocalStorage):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if name not in ("rename", "publish_through", "create", "delete", "list", "read"):
+        if name not in ("rename", "publish_through", "publish_folders", "create", "delete", "list", "read"):
             return value
         return functools.partial(self._call, name, value)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from twophase.errors import CheckpointMismatch, OptionError, TableCorrupt
@@ -29,9 +31,31 @@ def manifest(position: int, *, base: int = 0, owner: str = "orders") -> Manifest
 
 def put(table: FileTable, *positions: int) -> None:
     for position in positions:
-        folder = Path(table.folder(position).removeprefix("file://"))
-        folder.mkdir(parents=True)
-        (folder / MANIFEST).write_bytes(manifest(position).encode())
+        put_manifest(table, position, manifest(position))
+
+
+def put_manifest(table: FileTable, position: int, written: Manifest) -> str:
+    path = f"{table.folder(position)}/{written.form.manifest_name}"
+    table.storage.make_folder(path.rpartition("/")[0])
+    written.publish(table.storage, path, columns=None, through=table.path)
+    return path
+
+
+def put_file(table: FileTable, position: int, name: str, data: bytes) -> None:
+    file = Path(table.folder(position).removeprefix("file://")) / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data)
+
+
+def encoded(written: Manifest) -> bytes:
+    data = written.encode()
+    assert data is not None
+    return data
+
+
+def of_format(file_format: str) -> Manifest:
+    written = manifest(7)
+    return replace(written, form=replace(written.form, file_format=file_format))
 
 
 @pytest.fixture
@@ -42,12 +66,17 @@ def table(tmp_path: Path) -> FileTable:
 # ---- manifests ----
 
 
-def test_a_manifest_is_read_back_as_it_was_written() -> None:
-    written = manifest(7, base=3)
+FORMATS = ["parquet", "json", "csv", "a later one"]
 
-    read = Manifest.decode(written.encode(), "somewhere")
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_manifest_is_read_back_as_it_was_written(table: FileTable, file_format: str) -> None:
+    written = replace(manifest(7, base=3), form=TableForm(file_format, ("country",), SCHEMA))
+
+    read = Manifest.read(table.storage, put_manifest(table, 7, written))
 
     assert read == written
+    assert Manifest.decode(written.text(), "somewhere") == written
     assert (read.position, read.rows, read.bytes) == (7, 3, 150)
     assert read.form.schema == SCHEMA
 
@@ -58,31 +87,121 @@ def test_a_form_without_a_schema_is_one_too() -> None:
 
 
 def test_a_manifest_can_be_read_by_people() -> None:
-    text = manifest(7).encode().decode()
+    text = manifest(7).text().decode()
 
     assert text.startswith("twophase-manifest 1 sha256=")
     assert '"columns":["id: int64","at: timestamp[us, tz=UTC]","tags: list<item: string>"]' in text
 
 
-@pytest.mark.parametrize("length", [0, 1, 5, 30, 100, 300, -1])
-def test_a_torn_manifest_is_never_guessed_around(length: int) -> None:
+def test_the_manifest_of_a_parquet_table_is_a_parquet_file_without_rows() -> None:
+    data = encoded(manifest(7))
+    assert pq.read_table(pa.BufferReader(data)).equals(SCHEMA.empty_table())
+    assert manifest(7).text() in data, "people can find it in the file"
+
+
+def test_the_manifest_of_a_json_table_is_nothing_to_json() -> None:
+    assert encoded(of_format("json")).isspace()
+
+
+WITHOUT_A_FILE = {
+    "csv": TableForm("csv", ("country",), SCHEMA),
+    "no columns": TableForm("parquet", ("country",), None),
+    "none in files": TableForm("parquet", ("country",), pa.schema([("country", pa.string())])),
+}
+
+
+@pytest.mark.parametrize("form", WITHOUT_A_FILE.values(), ids=WITHOUT_A_FILE)
+def test_where_no_file_is_without_rows_the_manifest_is_none(table: FileTable, form: TableForm) -> None:
+    written = replace(manifest(7), form=form)
+    folder = Path(put_manifest(table, 7, written).removeprefix("file://"))
+    assert [path for path in folder.rglob("*") if not path.is_dir()] == []
+    assert all(len(path.name) < 255 and path.name == path.name.lower() for path in folder.iterdir())
+    assert table.manifest(7) == written
+
+
+def test_a_manifest_of_thousands_of_files_is_spelled_too(table: FileTable) -> None:
+    files = tuple(DataFile(f"part-{number:05}-{number * 7919:032x}.csv", number, number) for number in range(5_000))
+    written = replace(of_format("csv"), files=files)
+    put_manifest(table, 7, written)
+    assert table.manifest(7) == written
+
+
+def test_a_manifest_of_which_a_folder_is_missing_or_altered_is_never_guessed_around(table: FileTable) -> None:
+    folder = Path(put_manifest(table, 7, of_format("csv")).removeprefix("file://"))
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) > 2
+    for name in names:
+        (folder / name).rename(folder / f"{name[:-1]}{'a' if name[-1] != 'a' else 'b'}")
+        with pytest.raises(TableCorrupt, match=r"spell|checksum"):
+            table.manifest(7)
+        next(path for path in folder.iterdir() if path.name not in names).rename(folder.parent / "away")
+        with pytest.raises(TableCorrupt):
+            table.manifest(7)
+        (folder.parent / "away").rename(folder / name)
+    assert table.manifest(7) == of_format("csv")
+
+
+STORED = {"parquet": encoded(manifest(7)), "json": encoded(of_format("json")), "bare": manifest(7).text()}
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("length", [0, 1, 4, 5, 30, 100, 300, 400, -400, -9, -4, -1])
+def test_a_torn_manifest_is_never_guessed_around(length: int, kind: str) -> None:
     with pytest.raises(TableCorrupt, match="/t/epoch=7"):
-        Manifest.decode(manifest(7).encode()[:length], "/t/epoch=7")
+        Manifest.decode(STORED[kind][:length], "/t/epoch=7")
+
+
+def test_a_parquet_file_that_is_no_manifest_is_said_to_be_one() -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(SCHEMA.empty_table(), sink)
+    with pytest.raises(TableCorrupt, match="not a manifest, but a parquet file"):
+        Manifest.decode(sink.getvalue().to_pybytes(), "/t")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        # as many bytes as before, so that the parquet file around it is whole
         (b'"rows":3', b'"rows":4', "checksum"),
-        (b"manifest 1 ", b"manifest 2 ", "format 2"),
-        (b"twophase-manifest", b"PAR1", "not a manifest"),
+        (b"manifest 1 ", b"manifest 3 ", "format 3, and this release reads 1 to 2"),
+        (b"twophase-manifest", b"twophase-manifold", "not a manifest"),
     ],
 )
 def test_an_altered_manifest_says_how_it_differs(old: bytes, new: bytes, message: str) -> None:
-    data = manifest(7).encode()
-    assert old in data
-    with pytest.raises(TableCorrupt, match=message):
-        Manifest.decode(data.replace(old, new), "/t")
+    for data in (encoded(manifest(7)), manifest(7).text()):
+        assert old in data
+        with pytest.raises(TableCorrupt, match=message):
+            Manifest.decode(data.replace(old, new), "/t")
+
+
+# As the first layout had it, at epoch=0/.manifest.
+OLD = (
+    b"twophase-manifest 1 sha256=703df7b2930440a2f8f12c29ef2562c0774bfb1a94c0730879f116d10e5d0964\n"
+    b'{"base":0,"by":"64b287b72f2842898d4a383984289dfd.2","bytes":504,"epoch":"0@a296df6dee2e6438a27475e521a59f35",'
+    b'"files":[{"bytes":504,"name":"country=DE/part-00000-64b287b72f2842898d4a383984289dfd.1.0-c000.snappy.parquet",'
+    b'"rows":1}],"form":{"columns":["country: string","value: int64"],"fileFormat":"parquet","partitionBy":["country"],'
+    b'"schema":"/////7AAAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAIAAABQAAAABAAAAMj///8AAAECEAAAACAA'
+    b"AAAEAAAAAAAAAAUAAAB2YWx1ZQAAAAgADAAIAAcACAAAAAAAAAFAAAAAEAAUAAgABgAHAAwAAAAQABAAAAAAAAEFEAAAABwAAAAEAAAAAAAAAAcA"
+    b'AABjb3VudHJ5AAQABAAEAAAAAAAAAA=="},"owner":"560cac70-6cde-443a-9af6-64238c7b02ef/s","replaced":null,"rows":1,'
+    b'"written_ms":1794878560495}\n'
+)
+
+
+def test_a_manifest_of_the_first_layout_is_read_and_goes_on_in_the_new_one(table: FileTable) -> None:
+    put_file(table, 0, MANIFEST, OLD)
+    newest = table.newest()
+    assert newest is not None
+    columns: list[tuple[str, pa.DataType]] = [("country", pa.string()), ("value", pa.int64())]
+    assert newest.form == TableForm("parquet", ("country",), pa.schema(columns))
+    assert (newest.position, newest.rows, newest.written_ms) == (0, 1, 1794878560495)
+
+    # By other processes, say: this one has seen epoch 0 alone.
+    put_file(table, 1, MANIFEST, manifest(1).text())
+    assert table.newest() == manifest(1)
+    put(table, 2)
+    assert table.newest() == manifest(2)
+    assert table.manifest(0).rows == 1
+    assert table.newest() == manifest(2)
 
 
 # ---- the folder ----
@@ -142,8 +261,23 @@ def test_a_table_of_sparks_own_sink_says_where_to_read_on(table: FileTable, tmp_
 def test_an_epoch_folder_without_a_manifest_is_refused(table: FileTable, tmp_path: Path) -> None:
     put(table, 0)
     (tmp_path / "my table" / "epoch=1").mkdir()
-    with pytest.raises(CheckpointMismatch, match="without a manifest"):
+    with pytest.raises(TableCorrupt, match=r"epoch=1 has no manifest.*or the folder was made by hand"):
         table.newest()
+
+
+def test_a_manifest_is_found_by_who_knows_nothing_of_the_table(table: FileTable) -> None:
+    put(table, 0)
+    FileTable._names.clear()
+    assert table.manifest(0) == manifest(0)
+
+
+def test_a_table_that_was_begun_again_with_other_partitions_is_read_as_it_is(table: FileTable, tmp_path: Path) -> None:
+    put(table, 0, 1)
+    assert table.newest() == manifest(1)
+    (tmp_path / "my table").rename(tmp_path / "away")
+    other = replace(manifest(0), form=TableForm("parquet", ("day", "id"), SCHEMA))
+    put_manifest(table, 0, other)
+    assert table.newest() == other
 
 
 def test_a_gap_is_refused(table: FileTable) -> None:
@@ -190,9 +324,14 @@ def test_the_newest_is_always_what_is_there_whatever_was_seen_before(table: File
     assert newest() == 7
 
 
-def test_the_newest_of_a_long_table_needs_no_listing(tmp_path: Path) -> None:
+def test_the_newest_of_a_long_table_is_two_reads_and_no_listing(tmp_path: Path) -> None:
     class Counting(LocalStorage):
         listings = 0
+        reads = 0
+
+        def read(self, path: str) -> bytes:
+            Counting.reads += 1
+            return super().read(path)
 
         def list(self, folder: str) -> list:  # type: ignore[type-arg]
             Counting.listings += 1
@@ -200,9 +339,11 @@ def test_the_newest_of_a_long_table_needs_no_listing(tmp_path: Path) -> None:
 
     table = FileTable(Counting(), str(tmp_path / "long"))
     put(table, 0, 1, 2)
+    assert table.newest() is not None
+    Counting.listings = Counting.reads = 0
     for _ in range(10):
         assert table.newest() is not None
-    assert Counting.listings == 1
+    assert (Counting.reads, Counting.listings) == (20, 0)
 
 
 # ---- paths ----

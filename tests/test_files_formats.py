@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.files_query import FilesQuery, dataset, query, staged
+from twophase import partition_folder
 from twophase.errors import SchemaMismatch
 from twophase.file_table import TableForm, open_table
 from twophase.sinks import FilesSink
@@ -82,9 +83,7 @@ def test_parquet_keeps_every_value_and_is_compressed_as_sparks_is(tmp_path: Path
     (file,) = files(tmp_path / "table")
     assert pq.read_table(file, partitioning=None).equals(pa.Table.from_batches([rows]))
     metadata = pq.ParquetFile(file).metadata
-    column = metadata.row_group(0).column(0)
-    assert column.compression == "SNAPPY"
-    assert "RLE_DICTIONARY" in column.encodings
+    assert metadata.row_group(0).column(0).compression == "SNAPPY"
     logical = {metadata.schema.column(i).name: str(metadata.schema.column(i).logical_type) for i in range(8)}
     assert "isAdjustedToUTC=true" in logical["instant"]
     assert "isAdjustedToUTC=false" in logical["at"]
@@ -186,7 +185,7 @@ def test_partition_values_come_back_whatever_they_are(tmp_path: Path, file_forma
     found = dataset(tmp_path / "table", file_format, typed).to_table().to_pylist()
 
     def spark_reads(key: str | None) -> str | None:
-        return None if key in (None, "", partitions.NULL) else key
+        return None if key in (None, "", partition_folder.NULL) else key
 
     wanted = [(spark_reads(key), value) for key, value in zip(*rows.to_pydict().values(), strict=True)]
     assert {row["value"]: row["key"] for row in found} == {value: key for key, value in wanted}
@@ -263,8 +262,46 @@ def test_folders_of_losing_tasks_are_not_in_the_epoch(tmp_path: Path) -> None:
     votes = pipeline.run(batch({"key": ["a"], "value": [1]}))
     pipeline.task("s", 0, batch({"key": ["a", "lost"], "value": [1, 2]}))
     pipeline.commit(votes)
-    assert [path.name for path in (tmp_path / "table" / "epoch=0").glob("key=*")] == ["key=a"]
+    assert {path.name for path in (tmp_path / "table" / "epoch=0").glob("key=*")} == {
+        "key=a",
+        f"key={partition_folder.NULL}",
+    }
+    assert [path.parent.name for path in (tmp_path / "table" / "epoch=0").rglob("part-*")] == ["key=a"]
     assert len(files(tmp_path / "table")) == 1
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_partition_by_finds_its_column_in_any_case_and_the_column_keeps_its_spelling(
+    tmp_path: Path, told: bool
+) -> None:
+    """As Spark does by default."""
+    rows = batch({"Key": ["a", "b"], "value": [1, 2]})
+    for number, names in enumerate((["KEY"], ["key"], ["Key"])):
+        sink = FilesSink(str(tmp_path / "table"), partition_by=names)
+        query(tmp_path, sink, schema=rows.schema if told else None).epoch(number, rows)
+    assert open_table(str(tmp_path / "table")).manifest(2).form == TableForm("parquet", ("Key",), rows.schema)
+    assert {path.parent.name for path in files(tmp_path / "table")} == {"Key=a", "Key=b"}
+
+
+def test_partition_by_takes_the_column_of_its_own_spelling_or_refuses_to_choose(tmp_path: Path) -> None:
+    rows = batch({"key": ["a"], "Key": ["b"], "value": [1]})
+    for names in (["key"], ["KEY"]):
+        pipeline = query(tmp_path, FilesSink(str(tmp_path / "table"), partition_by=names), schema=rows.schema)
+        pipeline.log(0)
+        with pytest.raises(SchemaMismatch, match="several columns named 'key'"):
+            pipeline.prepare()
+
+
+def test_a_table_whose_first_epoch_had_no_columns_keeps_the_spelling_of_partition_by(tmp_path: Path) -> None:
+    """As when a function of foreachBatch did not write it: where the manifest of the next epoch is, is told by the last one."""
+    sink = FilesSink(str(tmp_path / "table"), partition_by=["KEY"])
+    query(tmp_path, sink).epoch(0)
+    other = query(tmp_path, sink)
+    other.log(1)
+    with pytest.raises(SchemaMismatch, match="partitioned by KEY: name the column as the table does"):
+        other.finish(batch({"key": ["a"], "value": [1]}))
+    query(tmp_path, sink).finish(batch({"KEY": ["a"], "value": [1]}))
+    assert [path.parent.name for path in files(tmp_path / "table")] == ["KEY=a"]
 
 
 # ---- columns that change ----

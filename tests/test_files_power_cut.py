@@ -10,20 +10,22 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.disk import CrashStates, Fault, FaultyPosix, When
+from tests.disk import CrashState, CrashStates, Fault, FaultyPosix, When
 from tests.files_query import FilesQuery, query, quick, staged, visible
 from tests.pipeline import crash_at
 from twophase.errors import TwophaseError
-from twophase.file_table import MANIFEST
+from twophase.file_table import MANIFEST, TableForm
 from twophase.identity import Owner
 from twophase.local_storage import LocalStorage, Posix
-from twophase.sink import CommitOrder, Outcome
+from twophase.sink import WHOLE, CommitOrder, Outcome
 from twophase.sinks import FilesSink
+from twophase.sinks.files.sink import FileFormat
 from twophase.sinks.files.transaction import FilesHandle
 
 
 def rows(*values: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"key": [f"k{value % 2}" for value in values], "value": list(values)})
+    keys = [f"k{value % 2}" for value in values]
+    return pa.RecordBatch.from_pydict({"key": keys, "other": keys, "value": list(values)})
 
 
 def order(pipeline: FilesQuery) -> CommitOrder[FilesHandle]:
@@ -37,14 +39,24 @@ def epoch_files(files: dict[str, bytes]) -> dict[str, bytes]:
     return {path: data for path, data in files.items() if path.startswith("table/epoch=0/") and MANIFEST not in path}
 
 
-@pytest.mark.parametrize("partition_by", [[], ["key"]], ids=["plain", "partitioned"])
+def has_manifest(state: CrashState, form: TableForm) -> bool:
+    path = f"table/epoch=0/{form.manifest_name}"
+    return any(name == path or name.startswith(f"{path}/") for name in (*state.files, *state.folders))
+
+
+@pytest.mark.parametrize(
+    ("file_format", "partition_by"),
+    [("parquet", []), ("parquet", ["key"]), ("parquet", ["key", "other"]), ("csv", []), ("csv", ["key"])],
+)
 def test_after_any_power_cut_an_epoch_is_whole_or_absent_and_a_vote_can_still_be_committed(
-    tmp_path: Path, partition_by: list[str]
+    tmp_path: Path, file_format: FileFormat, partition_by: list[str]
 ) -> None:
     root = tmp_path / "data"
     root.mkdir()
     posix = FaultyPosix(fsync=False)
-    sink = FilesSink(str(root / "table"), partition_by=partition_by, storage=LocalStorage(posix))
+    sink = FilesSink(
+        str(root / "table"), file_format=file_format, partition_by=partition_by, storage=LocalStorage(posix)
+    )
     pipeline = query(tmp_path, sink)
     pipeline.log(0)
     pipeline.prepare()
@@ -64,12 +76,16 @@ def test_after_any_power_cut_an_epoch_is_whole_or_absent_and_a_vote_can_still_be
     for state in states:
         if "table/epoch=0" in state.folders:
             assert epoch_files(state.files) == wanted
-            assert f"table/epoch=0/{MANIFEST}" in state.files
+            assert has_manifest(state, TableForm(file_format, tuple(partition_by)))
         else:
             assert "committed" not in state.notes
         if "voted" in state.notes:
             state.materialise(copy)
-            outcome = FilesSink(str(copy / "table"), partition_by=partition_by, storage=quick()).commit(order(pipeline))
+            again_sink = FilesSink(
+                str(copy / "table"), file_format=file_format, partition_by=partition_by, storage=quick()
+            )
+            outcome = again_sink.commit(order(pipeline))
+            assert again_sink.status(Owner(pipeline.name, "s"), settled=True).markers[WHOLE].epoch.number == 0
             after = {p.relative_to(copy).as_posix(): p.read_bytes() for p in copy.rglob("*") if p.is_file()}
             assert epoch_files(after) == wanted
             assert (outcome is Outcome.COMMITTED) == ("table/epoch=0" not in state.folders)
@@ -101,22 +117,27 @@ def test_a_missing_folder_sync_is_caught_by_some_power_cut(tmp_path: Path) -> No
     assert any("committed" in state.notes and not epoch_files(state.files) for state in states)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_error_at_any_call_loses_and_repeats_nothing(tmp_path: Path, when: When) -> None:
+@pytest.mark.parametrize(
+    ("when", "partition_by"),
+    [("before", []), ("after", []), ("after", ["key"])],
+    ids=["before", "after", "partitioned"],
+)
+def test_an_error_at_any_call_loses_and_repeats_nothing(tmp_path: Path, when: When, partition_by: list[str]) -> None:
     fired = 0
     for at in range(400):
         folder = tmp_path / str(at)
         table = folder / "table"
         posix = FaultyPosix(Fault(at, "EIO", when), fsync=False)
-        good = FilesSink(str(table), storage=quick())
-        query(folder, good).epoch(0, [0])
-        failing = query(folder, FilesSink(str(table), storage=LocalStorage(posix)))
+        good = FilesSink(str(table), partition_by=partition_by, storage=quick())
+        query(folder, good).epoch(0, rows(0))
+        bad = FilesSink(str(table), partition_by=partition_by, storage=LocalStorage(posix))
+        failing = query(folder, bad)
         failing.log(1)
         try:
-            failing.finish([1, 2], [3])
+            failing.finish(rows(1, 2), rows(3))
         except (OSError, TwophaseError):
-            query(folder, good).finish([1, 2], [3])
-        query(folder, good).epoch(2, [4])
+            query(folder, good).finish(rows(1, 2), rows(3))
+        query(folder, good).epoch(2, rows(4))
         assert visible(table) == [(0, [0]), (1, [1, 2, 3]), (2, [4])], f"call {at}: {posix.fired}"
         assert staged(table) == [], f"call {at}: {posix.fired}"
         shutil.rmtree(folder)

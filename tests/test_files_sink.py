@@ -18,13 +18,23 @@ import pytest
 
 from tests.files_query import FilesQuery, LossyStorage, WithoutSync, query, staged, visible
 from tests.pipeline import batch_of, crash_at
-from twophase import failpoints
-from twophase.errors import CheckpointMismatch, Fenced, NotCommitted, OptionError, OutcomeUnknown, TableCorrupt
+from twophase import failpoints, json_lines
+from twophase.errors import (
+    CheckpointMismatch,
+    Fenced,
+    NotCommitted,
+    OptionError,
+    OutcomeUnknown,
+    SchemaMismatch,
+    TableCorrupt,
+)
 from twophase.file_table import MANIFEST, TableForm, open_table
 from twophase.identity import Owner
 from twophase.local_storage import LocalStorage
 from twophase.sink import CommitOrder, Outcome, TakeOver
 from twophase.sinks import FilesSink
+from twophase.sinks.files import partitions, table_schema
+from twophase.sinks.files.sink import FileFormat
 from twophase.sinks.files.transaction import FilesHandle
 
 
@@ -156,6 +166,7 @@ def test_a_sink_travels_and_can_be_built_again_from_its_description(tmp_path: Pa
         ({"path": "/t", "fileFormat": "json", "compression": "snappy"}, "json"),
         ({"path": "/t", "header": "true"}, "csv files only"),
         ({"path": "/t", "partitionBy": "a,a"}, "twice"),
+        ({"path": "/t", "partitionBy": "a,A"}, "twice"),
         ({"path": "/t", "schemaChange": "maybe"}, "schemaChange"),
         ({"path": "abfs://c/t"}, "abfs"),
         ({"path": "/t", "pth": "x"}, "did you mean path"),
@@ -427,19 +438,36 @@ def test_two_committers_that_race_commit_once(tmp_path: Path) -> None:
         assert staged(folder / "table") == []
 
 
-@pytest.mark.parametrize("method", ["rename", "publish_through", "list", "read"])
-@pytest.mark.parametrize("nth", range(4))
-def test_another_committer_may_finish_between_any_two_steps(tmp_path: Path, method: str, nth: int) -> None:
+PUBLISHES: dict[FileFormat, str] = {"parquet": "publish_through", "csv": "publish_folders"}
+
+
+@pytest.mark.parametrize("file_format", PUBLISHES)
+@pytest.mark.parametrize("method", ["rename", "publish", "list", "read"])
+@pytest.mark.parametrize("nth", range(6))
+def test_another_committer_may_finish_between_any_two_steps(
+    tmp_path: Path, method: str, nth: int, file_format: FileFormat
+) -> None:
     table = tmp_path / "table"
-    _, wanted = decided(tmp_path, FilesSink(str(table)), [1, 2], [3])
+    _, wanted = decided(
+        tmp_path, FilesSink(str(table), file_format=file_format, header=file_format == "csv"), [1, 2], [3]
+    )
     storage = LossyStorage()
+    if method == "publish":
+        method = PUBLISHES[file_format]
     for _ in range(nth):
         storage.before(method, lambda *_: None)
     others: list[Outcome] = []
-    storage.before(method, lambda *_: others.append(FilesSink(str(table)).commit(wanted)))
-    outcome = FilesSink(str(table), storage=storage).commit(wanted)
+    storage.before(
+        method,
+        lambda *_: others.append(
+            FilesSink(str(table), file_format=file_format, header=file_format == "csv").commit(wanted)
+        ),
+    )
+    outcome = FilesSink(str(table), file_format=file_format, header=file_format == "csv", storage=storage).commit(
+        wanted
+    )
     assert [outcome, *others].count(Outcome.COMMITTED) == 1
-    assert visible(table) == [(0, [0]), (1, [1, 2, 3])]
+    assert visible(table, file_format) == [(0, [0]), (1, [1, 2, 3])]
 
 
 def test_a_commit_that_comes_too_late_is_fenced(tmp_path: Path) -> None:
@@ -458,23 +486,27 @@ def test_a_commit_that_comes_too_late_is_fenced(tmp_path: Path) -> None:
 # ---- lost replies ----
 
 
-@pytest.mark.parametrize("method", ["rename", "publish_through"])
+@pytest.mark.parametrize(
+    ("method", "file_format"),
+    [("rename", "parquet"), ("rename", "csv"), ("publish_through", "parquet"), ("publish_folders", "csv")],
+)
 @pytest.mark.parametrize("what", ["request", "reply"])
 @pytest.mark.parametrize("times", [1, 2, 20])
 def test_a_lost_reply_is_looked_up_and_never_guessed(
-    tmp_path: Path, method: str, what: Literal["request", "reply"], times: int
+    tmp_path: Path, method: str, file_format: FileFormat, what: Literal["request", "reply"], times: int
 ) -> None:
     table, storage = tmp_path / "table", LossyStorage()
-    pipeline, wanted = decided(tmp_path, FilesSink(str(table), storage=storage), [1, 2], [3])
+    sink = FilesSink(str(table), file_format=file_format, header=file_format == "csv", storage=storage)
+    pipeline, wanted = decided(tmp_path, sink, [1, 2], [3])
     storage.lose(method, what, times)
     try:
-        assert FilesSink(str(table), storage=storage).commit(wanted) in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
-        assert [epoch for epoch, _ in visible(table)] == [0, 1]
+        assert sink.commit(wanted) in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+        assert [epoch for epoch, _ in visible(table, file_format)] == [0, 1]
     except OutcomeUnknown:
         assert times > 2
     storage.lost.clear()
     pipeline.restart().finish([1, 2], [3])
-    assert visible(table) == [(0, [0]), (1, [1, 2, 3])]
+    assert visible(table, file_format) == [(0, [0]), (1, [1, 2, 3])]
     assert staged(table) == []
 
 
@@ -531,6 +563,23 @@ def test_a_share_that_is_gone_before_the_decision_is_not_decided(tmp_path: Path)
     assert visible(table) == [(0, [1, 2])]
 
 
+@pytest.mark.parametrize(
+    "end", [b"", b"\xff\xff\x00\x00PAR1", b"\x20\x00\x00\x00PAR1"], ids=["none", "too long", "torn"]
+)
+def test_a_file_that_is_no_parquet_any_more_is_dead_although_its_length_is_right(tmp_path: Path, end: bytes) -> None:
+    table, sink = tmp_path / "table", FilesSink(str(tmp_path / "table"))
+    pipeline, wanted = decided(tmp_path, sink, [1], [2])
+    (file,) = generation_folder(table).glob("part-00000-*")
+    file.write_bytes(b"\xff" * (file.stat().st_size - len(end)) + end)
+    with pytest.raises(NotCommitted, match="is not a parquet file any more") as caught:
+        sink.commit(wanted)
+    assert caught.value.dead_slots == (0,)
+    assert visible(table) == [(0, [0])]
+    pipeline.restart().finish([1], [2])
+    assert visible(table) == [(0, [0]), (1, [1, 2])]
+    assert staged(table) == []
+
+
 def test_a_torn_manifest_stops_the_query(tmp_path: Path) -> None:
     pipeline = query(tmp_path)
     pipeline.epoch(0, [1])
@@ -545,7 +594,7 @@ def test_a_folder_in_the_way_is_not_replaced(tmp_path: Path) -> None:
     table, sink = tmp_path / "table", FilesSink(str(tmp_path / "table"))
     _, wanted = decided(tmp_path, sink, [1])
     (table / "epoch=1").mkdir()
-    with pytest.raises(TableCorrupt, match="without a manifest"):
+    with pytest.raises(TableCorrupt, match="has no manifest"):
         sink.commit(wanted)
     (table / "epoch=1").rmdir()
     assert sink.commit(wanted) is Outcome.COMMITTED
@@ -698,3 +747,49 @@ def test_rows_come_back_in_their_order(tmp_path: Path) -> None:
     (file,) = (tmp_path / "table").glob("epoch=0/*.parquet")
     assert pq.read_table(file, partitioning=None).column("value").to_pylist() == [3, 1, 2]
     assert pq.ParquetFile(file).num_row_groups == 1
+
+
+# ---- rows that no table should take ----
+
+
+def nested(depth: int) -> pa.DataType:
+    kind: pa.DataType = pa.int64()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return kind
+
+
+def test_a_column_that_is_nested_too_deep_to_be_read_again_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    pipeline = query(tmp_path, schema=pa.schema([("deep", nested(60))]))
+    pipeline.log(0)
+    with pytest.raises(SchemaMismatch, match="'deep' is nested more than 32 levels deep"):
+        pipeline.prepare()
+    assert visible(tmp_path / "table") == []
+
+
+@pytest.mark.parametrize("name", ["_p", ".p"])
+def test_a_partition_column_whose_folders_readers_would_ignore_is_refused(name: str) -> None:
+    rows = TableForm("parquet", (name,), pa.schema([("id", pa.string()), (name, pa.string())]))
+    with pytest.raises(SchemaMismatch, match="many readers ignore folders"):
+        table_schema.after(None, rows, "add")
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32()])
+def test_a_year_that_has_no_right_text_is_refused_and_not_written_wrong(kind: pa.DataType) -> None:
+    far = pa.array([2_147_483_000 if pa.types.is_date32(kind) else 9_223_372_036_854_775_807], pa.int64())
+    column = (far.cast(pa.int32()) if pa.types.is_date32(kind) else far).cast(kind)
+    batch = pa.record_batch([column], names=["at"])
+    with pytest.raises(SchemaMismatch, match="beyond ±32,767"):
+        json_lines.render(batch)
+    with pytest.raises(SchemaMismatch, match="beyond ±32,767"):
+        list(partitions.split(batch, ["at"]))
+
+
+def test_what_a_driver_that_died_while_it_tried_a_rename_left_in_the_table_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "table" / ".twophase-probe-dead.1"
+    left.mkdir(parents=True)
+    query(tmp_path).epoch(0, [1])
+    assert not left.exists()
+    assert visible(tmp_path / "table") == [(0, [1])]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twophase.sinks.files.json_lines import render
+from twophase.json_lines import render
 
 
 def lines(array: Any) -> list[Any]:

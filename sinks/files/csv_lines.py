@@ -5,7 +5,8 @@ backslash have a backslash before them. Nothing loops over rows. Numbers, dates 
 
 What CSV can't do: a text with a line break needs `multiLine` in Spark, and readers of the RFC 4180 dialect (doubled quotes)
 need to be told that the escape character is a backslash (DuckDB finds that out by itself). Spark and DuckDB read
-an empty text back as null, whoever wrote it.
+an empty text back as null, whoever wrote it. In a file with one column a null text is written as an empty one: an empty line
+would be no row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import types
 
-from twophase.sinks.files.json_lines import Column, plain_texts, text_of
+from twophase.json_lines import Column, plain_texts, text_of
 
 pc: Any = pyarrow.compute  # the stubs reject what the functions take
 
@@ -44,7 +45,7 @@ def _texts(array: Column) -> Column:
         return _texts(array.cast(kind.value_type))
     if types.is_null(kind):
         return pa.nulls(len(array), pa.large_string())
-    if types.is_string(kind) or types.is_large_string(kind):
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         escaped = pc.replace_substring(array.cast(pa.large_string()), "\\", "\\\\")
         escaped = pc.replace_substring(escaped, '"', '\\"')
         quote = pa.scalar('"', pa.large_string())

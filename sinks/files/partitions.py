@@ -3,12 +3,11 @@
 A batch is cut into one batch a folder without a loop over its rows: each partition column becomes dictionary codes, the codes
 of all columns become one number a row, and rows are taken by it, in their order. Only distinct values are turned into text.
 
-A null and an empty text both are `__HIVE_DEFAULT_PARTITION__`, as with Spark, which reads both back as null.
+How a folder is spelled is in twophase/partition_folder.py.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import types
 
+from twophase.json_lines import require_writable_years
+from twophase.partition_folder import component
+
 pc: Any = pyarrow.compute  # the stubs reject what the functions take
-NULL = "__HIVE_DEFAULT_PARTITION__"
-# Spark's list (ExternalCatalogUtils), and the zero character, which no path can hold.
-_ESCAPED = re.compile("[\\x00-\\x1f\\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 
 
 def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -36,15 +35,6 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
         # `take` copies. A slice would keep its whole batch in memory for as long as one of its parts is buffered.
         yield folders[number[order[start]]], rest.take(order[start:end])
         start = end
-
-
-def component(column: str, value: str | None) -> str:
-    """One level of a path: column=value."""
-    return f"{escape(column)}={NULL if not value else escape(value)}"
-
-
-def escape(text: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def _numbered(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[np.ndarray[Any, Any], list[str]]:
@@ -68,6 +58,7 @@ def _texts(array: pa.Array[Any]) -> Any:
     """Each value as Spark's cast to string has it."""
     if types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
+    require_writable_years(array)
     if not types.is_timestamp(array.type):
         return array.cast(pa.string())
     # Spark reads the text back in the session's time zone, which is the one that it hands timestamps over in.

@@ -2,9 +2,9 @@
 
 ::
 
-    <N>.<g>/ ──seal──► <N>.<g>.sealed/ ──► compare with the handles, delete the rest ──► .manifest ──► epoch=<position>/
-             rename    no file can be      what a losing or late task left               published      rename that never
-                       opened in it                                                      exclusively    replaces
+    <N>.<g>/ ──seal──► <N>.<g>.sealed/ ──► compare with the handles, delete the rest ──► manifest ──► epoch=<position>/
+             rename    no file can be      what a losing or late task left               published     rename that never
+                       opened in it                                                      exclusively   replaces
 
 Each step can have been made before, by this process or by another: every answer is told apart, and what is there decides.
 
@@ -25,9 +25,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from twophase import failpoints
 from twophase.errors import Fenced, NotCommitted, OutcomeUnknown, TableCorrupt
-from twophase.file_table import MANIFEST, FileTable, Manifest
+from twophase.file_table import FileTable, Manifest
 from twophase.log import Log
 from twophase.sink import Marker, Outcome
 
@@ -86,6 +89,14 @@ class Publication:
     def marker(self) -> Marker:
         return self.manifest.marker
 
+    @property
+    def _manifest_name(self) -> str:
+        return self.manifest.form.manifest_name
+
+    def _is_of_manifest(self, folder: str) -> bool:
+        """Whether the folder is the manifest, or one of those that spell it."""
+        return f"{folder}/".startswith(f"{self._manifest_name}/")
+
     def is_visible(self) -> bool:
         """Whether the destination is this epoch, for good; Fenced if it is another's."""
         try:
@@ -128,9 +139,9 @@ class Publication:
                 + (f" and {len(lost) - 3} more" if len(lost) > 3 else ""),
                 dead_slots=sorted({self.slots[name] for name in lost}),
             )
-        needed = {parent for name in wanted for parent in _parents(name)}
-        rest = [name for name in found if name not in wanted and name != MANIFEST]
-        rest += [name for name in folders if name not in needed]
+        needed = {parent for name in (*wanted, self._manifest_name) for parent in _parents(name)}
+        rest = [name for name in found if name not in wanted and name != self._manifest_name]
+        rest += [name for name in folders if name not in needed and not self._is_of_manifest(name)]
         for name in rest:
             storage.delete(f"{self.sealed}/{name}")
         try:
@@ -155,14 +166,40 @@ class Publication:
         raise self._unknown("publish the manifest", silence)
 
     def _put_manifest(self) -> None:
-        storage, path = self.table.storage, f"{self.sealed}/{MANIFEST}"
+        storage, path = self.table.storage, f"{self.sealed}/{self._manifest_name}"
+        self._make_manifest_folder()
         try:
-            storage.publish_through(path, self.manifest.encode(), through=self.through)
+            self.manifest.publish(storage, path, columns=self._stored_columns(), through=self.through)
         except FileExistsError:
-            there = Manifest.decode(storage.read(path), path)
+            there = Manifest.read(storage, path)
             if there.marker != self.marker:
                 raise TableCorrupt(f"{path} names decision {there.marker.by}, not {self.marker.by}") from None
-            storage.sync(self.sealed)
+            storage.sync(path.rpartition("/")[0])
+
+    def _make_manifest_folder(self) -> None:
+        # Folders of the epoch's own files are durable since their vote; another one may be a losing task's, which is not.
+        storage, voted = self.table.storage, {parent for file in self.manifest.files for parent in _parents(file.name)}
+        for folder in _parents(self._manifest_name):
+            if folder not in voted:
+                path = f"{self.sealed}/{folder}"
+                storage.make_child(path)
+                storage.sync(path.rpartition("/")[0])
+
+    def _stored_columns(self) -> pa.Schema | None:
+        """As the first file has them: the table's form also has columns that this epoch dropped."""
+        if self.manifest.form.file_format != "parquet" or not self.manifest.files:
+            return None
+        name = self.manifest.files[0].name
+        with self.table.storage.open(f"{self.sealed}/{name}") as file:
+            try:
+                return pq.read_schema(file).remove_metadata()
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+                    raise  # storage's; Arrow's own has no number
+                raise NotCommitted(
+                    f"{self.sealed}/{name} was whole when it was voted for, and is not a parquet file any more: {error}",
+                    dead_slots=[self.slots[name]],
+                ) from error
 
     def _still_there(self) -> bool:
         """The sealed folder was not found: False if that is because the epoch is visible; otherwise it is gone for ever."""
@@ -180,9 +217,7 @@ class Publication:
             except FileExistsError:
                 if self.is_visible():
                     return Outcome.ALREADY_COMMITTED
-                raise TableCorrupt(
-                    f"{destination} is there without a manifest: somebody made it by hand. Move it away, and start the query again"
-                ) from None
+                continue  # it was there, and was moved away since
             except FileNotFoundError:
                 if self.is_visible():
                     return Outcome.ALREADY_COMMITTED
@@ -200,7 +235,7 @@ class Publication:
     def _remove_strangers(self) -> None:
         """What a task made in the folder after it was looked through is in the epoch now, and must not stay."""
         destination = self.table.folder(self.manifest.position)
-        named = {MANIFEST, *(file.name for file in self.manifest.files)}
+        named = {self._manifest_name, *(file.name for file in self.manifest.files)}
         found, _ = _walk(self.table, destination)
         for name in found.keys() - named:
             log.warning("removed a late file from an epoch", owner=self.marker.owner, file=f"{destination}/{name}")

@@ -10,11 +10,12 @@
 The mechanism: one rename that never replaces shows all files of an epoch at once, together with the manifest that says whose
 epoch it is and by which decision. The highest epoch's manifest is the marker.
 
-The guarantee: `spark.read.parquet(path)`, DuckDB and pyarrow datasets see whole committed epochs, each once, at any moment. An
-epoch survives kill -9 and power cuts from the vote on. One owner at a time; a second one is refused.
+The guarantee: `spark.read.parquet(path)`, DuckDB and pyarrow datasets see whole committed epochs, each once, at any moment and
+whatever pattern they are given: the manifest has no rows, or is no file. An epoch survives kill -9 and power cuts from the vote
+on. One owner at a time; a second one is refused.
 
-What it can't do: work on object stores, which have no rename; replace what is there (complete mode); hide its manifest from
-DuckDB's `**` (see file_table.py). It needs a file system with RENAME_NOREPLACE, on which table and staging are together.
+What it can't do: work on object stores, which have no rename; replace what is there (complete mode). It needs a file system with
+RENAME_NOREPLACE, on which table and staging are together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+import pyarrow as pa
 
 from twophase.errors import Fenced, NotCommitted, OptionError
 from twophase.file_table import PROBE_IN_TABLE, DataFile, FileTable, Manifest, TableForm, open_table
@@ -67,7 +70,10 @@ class FilesOptions:
 
     path: str = option(doc="The table's folder: a local path, or `file:///…`.")
     file_format: FileFormat = option(doc="What its files are.", default="parquet")
-    partition_by: tuple[str, ...] = option(doc="Columns that become folders, outermost first.", default=())
+    partition_by: tuple[str, ...] = option(
+        doc="Columns that become folders, outermost first. They are found in any case, and keep their own spelling.",
+        default=(),
+    )
     compression: str | None = option(
         doc="The codec: for parquet `snappy` (default), `gzip`, `zstd`, `lz4` or `none`; for json and csv `none` (default) "
         "or `gzip`.",
@@ -85,7 +91,7 @@ class FilesOptions:
             yield f"compression is {self.compression!r}, not one of {', '.join(codecs)}, which {self.file_format} files can have"
         if self.header and self.file_format != "csv":
             yield "header is for csv files only"
-        if len(set(self.partition_by)) < len(self.partition_by):
+        if len({name.lower() for name in self.partition_by}) < len(self.partition_by):
             yield "partitionBy names a column twice"
 
     @property
@@ -194,13 +200,9 @@ class FilesSink(Sink[FilesHandle]):
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
         """Check the columns, and make the folder that the tasks write to."""
-        if prepared.overwrite:
-            problem = "a table of files can't be replaced by each epoch (complete mode): use append, or foreachBatch"
-            raise OptionError(problem, problems=[problem], owner=str(prepared.owner), epoch=prepared.epoch.number)
         newest = self._table.newest()
         known = None if newest is None else newest.form
-        form = TableForm(self._options.file_format, self._options.partition_by, prepared.schema)
-        table_schema.after(known, form, self._options.schema_change)
+        form = self._fitting(known, prepared.schema, overwrite=prepared.overwrite)
         staged = self._staged(prepared.owner, prepared.epoch.number, prepared.generation)
         if newest is None:
             self._table.storage.make_folder(self._table.path)
@@ -208,6 +210,21 @@ class FilesSink(Sink[FilesHandle]):
         if newest is None:
             self._try_rename(staged)
         return Plan(prepared, {"table": known, "form": form})
+
+    def require_fit(self, schema: pa.Schema | None, *, overwrite: bool) -> None:
+        newest = self._table.newest()
+        self._fitting(None if newest is None else newest.form, schema, overwrite=overwrite)
+
+    def _fitting(self, known: TableForm | None, schema: pa.Schema | None, *, overwrite: bool) -> TableForm:
+        """What this sink is set to, with the schema of the rows, if they may go into a table of the form `known`."""
+        if overwrite:
+            problem = "a table of files can't be replaced by each epoch (complete mode): use append, or foreachBatch"
+            raise OptionError(problem, problems=[problem])
+        names = schema.names if schema is not None else () if known is None else known.partition_by
+        partition_by = table_schema.spelled(self._options.partition_by, names)
+        form = TableForm(self._options.file_format, partition_by, schema)
+        table_schema.after(known, form, self._options.schema_change)
+        return form
 
     def _make_staged(self, folder: StagedFolder) -> None:
         storage, parent = self._table.storage, owner_folder(self._table, folder.owner)
@@ -222,6 +239,11 @@ class FilesSink(Sink[FilesHandle]):
         """A new table is refused where no epoch could be committed: better now than after the first decision."""
         storage, source = self._table.storage, folder.as_(PROBE).path(self._table)
         target = f"{self._table.path}/{PROBE_IN_TABLE}-{folder.generation}"
+        for entry in storage.list(self._table.path):
+            if entry.name.startswith(
+                PROBE_IN_TABLE
+            ):  # of a driver that died here; one that lives has seen what it wanted to
+                storage.delete(f"{self._table.path}/{entry.name}")
         storage.make_child(source)
         try:
             storage.rename(source, target)
@@ -332,7 +354,7 @@ class FilesSink(Sink[FilesHandle]):
                 return marker
         return None
 
-    def leftovers(self, owner: Owner) -> Iterable[Leftover[FilesHandle]]:
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[FilesHandle]]:
         return [
             Leftover(
                 generation=staged.generation,

@@ -11,7 +11,7 @@ do not count.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from twophase.file_table import TableForm
 
 SchemaChange = Literal["add", "refuse", "any"]
 EPOCH_COLUMN = "epoch"
+DEEPEST = 32
+"""Arrow reads no schema, and no parquet file, that is nested a hundred levels deep; a list or a map counts for several."""
 
 _Holds = Callable[[pa.DataType], bool]
 
@@ -59,6 +61,16 @@ def merged(known: pa.Schema | None, new: pa.Schema | None) -> pa.Schema | None:
     return pa.schema(list(fields.values()))
 
 
+def spelled(partition_by: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Partition columns as the columns spell them: found in any case, as Spark finds them by default, if that tells one from
+    the others. What is not found stays as it is."""
+    found = []
+    for name in partition_by:
+        alike = [other for other in names if other.lower() == name.lower()]
+        found.append(alike[0] if len(alike) == 1 and name not in names else name)
+    return tuple(found)
+
+
 def file_schema(form: TableForm, rows: pa.Schema) -> pa.Schema:
     """What a file holds: partition columns are in its path, as in Spark's files."""
     return pa.schema([field.remove_metadata() for field in rows if field.name not in form.partition_by])
@@ -91,7 +103,9 @@ def _differs(table: TableForm, rows: TableForm) -> Iterator[str]:
     if table.file_format != rows.file_format:
         yield f"fileFormat is {rows.file_format}, and the table's files are {table.file_format}"
     if table.partition_by != rows.partition_by:
-        yield f"partitionBy is {_listed(rows.partition_by)}, and the table is partitioned by {_listed(table.partition_by)}"
+        alike = [name.lower() for name in table.partition_by] == [name.lower() for name in rows.partition_by]
+        hint = ": name the column as the table does" if alike else ""
+        yield f"partitionBy is {_listed(rows.partition_by)}, and the table is partitioned by {_listed(table.partition_by)}{hint}"
 
 
 def _unfit(form: TableForm, schema: pa.Schema) -> Iterator[str]:
@@ -105,12 +119,17 @@ def _unfit(form: TableForm, schema: pa.Schema) -> Iterator[str]:
     for name in form.partition_by:
         if name not in schema.names:
             yield f"the partition column {name!r} is not among the columns {', '.join(schema.names)}"
+        elif name.startswith(("_", ".")):
+            yield f"the column {name!r} can't be a partition column: many readers ignore folders whose names begin like that"
         elif not _can_be_folder(schema.field(name).type):
             yield f"the column {name!r} can't be a partition column, because it is {schema.field(name).type}"
     data = [field for field in schema if field.name not in form.partition_by]
     if not data:
         yield "there is no column besides the partition columns" if form.partition_by else "there is no column"
     for field in data:
+        if _depth(field.type) > DEEPEST:
+            yield f"the column {field.name!r} is nested more than {DEEPEST} levels deep, which readers of files can't take"
+            continue
         for path, kind in _leaves(field.name, field.type):
             if not _HOLDS[form.file_format](kind):
                 yield f"the column {path!r} is {kind}, which {form.file_format} files can't hold"
@@ -142,6 +161,15 @@ def _leaves(path: str, kind: Any) -> Iterator[tuple[str, pa.DataType]]:
         yield from _leaves(f"{path}.element", kind.value_type)
     elif types.is_dictionary(kind):
         yield from _leaves(path, kind.value_type)
+
+
+def _depth(kind: Any) -> int:
+    """How many types are within each other, at the most. Without recursion: it is asked before anything is known of the type."""
+    depth, level = 0, [kind]
+    while level:
+        depth += 1
+        level = [each.field(number).type for each in level for number in range(each.num_fields)]
+    return depth
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -11,13 +11,12 @@ generation or a committer came, the task finds nothing to write to. With partiti
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from twophase.errors import Fenced, ProtocolViolation, SchemaMismatch
-from twophase.file_table import TableForm
+from twophase.file_table import CsvLayout, TableForm
 from twophase.handle import Handle
 from twophase.sink import Task, Transaction
 from twophase.sinks.files import partitions, table_schema
@@ -142,8 +141,7 @@ class FilesTransaction(Transaction[FilesHandle]):
         self._done = True
         self._gathered.clear()
         for _, writer in self._writers.values():
-            with suppress(OSError, pa.ArrowException):
-                writer.file.close()
+            writer.abandon()
         self._writers.clear()
         for name in self._created:
             self._storage.delete(f"{self._folder}/{name}")
@@ -161,14 +159,20 @@ class FilesTransaction(Transaction[FilesHandle]):
             raise SchemaMismatch(
                 f"the task was planned for the columns {_shown(told)}, and got {_shown(schema)}", slot=self._task.slot
             )
-        rows = TableForm(self._form.file_format, self._form.partition_by, schema)
+        partition_by = table_schema.spelled(self._form.partition_by, schema.names)
+        rows = TableForm(self._form.file_format, partition_by, schema)
         table_schema.after(self._table, rows, self._change)
         self._rows_schema = schema
         self._form = rows
         self._file_schema = table_schema.file_schema(rows, schema)
 
     def _form_after(self) -> TableForm:
-        return table_schema.after(self._table, self._form, self._change)
+        """What the manifest says: whoever commits may be set to something else by then."""
+        form = table_schema.after(self._table, self._form, self._change)
+        if form.file_format != "csv":
+            return form
+        columns = self._form.stored_columns or form.stored_columns
+        return replace(form, csv=CsvLayout(self._style.header, tuple(columns.names) if columns is not None else ()))
 
     def _write_schema_only(self) -> None:
         """An epoch without rows still shows its columns, where a file without rows can."""
@@ -176,8 +180,7 @@ class FilesTransaction(Transaction[FilesHandle]):
         if schema is None or not self._style.says_schema_without_rows:
             return
         self._file_schema = table_schema.file_schema(self._form, schema)
-        partition = "/".join(partitions.component(column, None) for column in self._form.partition_by)
-        self._writer(partition).write(self._file_schema.empty_table())
+        self._writer(self._form.null_partition).write(self._file_schema.empty_table())
 
     # ---- files ----
 

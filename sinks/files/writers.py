@@ -2,20 +2,22 @@
 
 A writer takes tables and turns each into one piece of its file: for parquet a row group, so whoever calls it gathers batches
 first (Spark hands over 10,000 rows at a time, and a file of such row groups is slow to read). Parquet is as Spark's default has it:
-snappy, dictionaries, pages of 1 MiB; timestamps with a zone are instants, those without are TIMESTAMP_NTZ.
+snappy, dictionaries where they pay, pages of 1 MiB; timestamps with a zone are instants, those without are TIMESTAMP_NTZ.
 """
 
 from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from twophase.sinks.files import csv_lines, json_lines
+from twophase import json_lines
+from twophase.sinks.files import csv_lines, dictionaries
 
 CODECS = {
     "parquet": {
@@ -72,10 +74,16 @@ class FileWriter(ABC):
 
     def close(self) -> int:
         """Finish and make durable; returns the length."""
-        self._finish()
-        length = self.file.tell()
-        self.file.close()
-        return length
+        try:
+            self._finish()
+            return self.file.tell()
+        finally:
+            self.file.close()
+
+    def abandon(self) -> None:
+        """Let go of a file that is to be deleted. It is finished too, or Arrow would do that whenever it drops the writer."""
+        with suppress(OSError, pa.ArrowException):
+            self.close()
 
     @abstractmethod
     def _write(self, table: pa.Table) -> None: ...
@@ -85,15 +93,35 @@ class FileWriter(ABC):
 
 
 class ParquetWriter(FileWriter):
+    """One row group a table. The first one says which columns get a dictionary."""
+
     def __init__(self, file: BinaryIO, schema: pa.Schema, codec: Any):
         super().__init__(file)
-        self._writer = pq.ParquetWriter(file, schema, compression=codec, data_page_size=1 << 20)
+        self._schema = schema
+        self._codec = codec
+        self._writer: pq.ParquetWriter | None = None
 
     def _write(self, table: pa.Table) -> None:
-        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        writer = self._opened(dictionaries.worthwhile(table))
+        writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
     def _finish(self) -> None:
-        self._writer.close()
+        writer = self._opened([])
+        try:
+            writer.close()
+        finally:
+            writer.is_open = False  # otherwise a close that failed is tried again when it is dropped
+
+    def _opened(self, with_dictionary: list[str]) -> pq.ParquetWriter:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self.file,
+                self._schema,
+                compression=self._codec,
+                use_dictionary=with_dictionary,  # type: ignore[arg-type]  # the stubs know only yes and no
+                data_page_size=1 << 20,
+            )
+        return self._writer
 
 
 class LinesWriter(FileWriter):

@@ -68,8 +68,8 @@ class FilesSourceOptions:
         maximum=100_000,
     )
     header: bool | None = option(
-        doc="Whether csv files begin with the names of their columns. If not given: no in a plain folder, and in a table as "
-        "each file looks.",
+        doc="Whether csv files begin with the names of their columns. If not given: no in a plain folder. Each epoch of a table "
+        "says it itself; where an older release wrote it, this counts, or if it is not given, how each file looks.",
         default=None,
     )
     sep: str = option(doc="What separates the columns of the csv files of a plain folder; `\\t` is a tab.", default=",")

@@ -10,14 +10,12 @@ a value fails.
 
 Times without an offset are of the column's time zone. Binary json values are base64, as Spark's and this library's.
 
-What it can't do: json maps, `"NaN"` in a column of json numbers, nested csv columns (Arrow's readers have none of them); a
-row of json or csv longer than `BLOCK_BYTES`; a lone carriage return as the end of a line of text.
+What it can't do: nested csv columns (Arrow's reader has none, and the sink writes none); a row of csv longer than `BLOCK_BYTES`; a
+lone carriage return as the end of a line of text.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +24,16 @@ from typing import Any, BinaryIO, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 
+from twophase import partition_folder
 from twophase.errors import Unreadable
+from twophase.sources.files.casts import cast
+from twophase.sources.files.json_rows import json_rows
+from twophase.sources.files.line_blocks import BLOCK_BYTES, line_blocks
 from twophase.sources.files.options import FileFormat
 
 BATCH_ROWS = 10_000
-BLOCK_BYTES = 16 * 1024 * 1024
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _CODECS: Mapping[str, Literal["gzip", "bz2", "zstd"]] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
@@ -47,7 +46,8 @@ class CsvForm:
     escape: str | None = None
     """What stands before a quote within quotes; None if a quote is doubled there."""
     header: bool | None = False
-    """None if each file must be looked at: its first line then is the header if it names the first of `columns`."""
+    """None if each file must be looked at, because its manifest does not say it: its first line then is the header if it names
+    the first of `columns`."""
     columns: tuple[str, ...] | None = None
     """By place, for files without a header; None if they are those of the schema. A file may have fewer."""
     blank_is_row: bool = False
@@ -77,7 +77,7 @@ def partition_of(name: str) -> list[tuple[str, str | None]]:
     """The columns that the folders of a file's name give it: `day=2024-01-02/x%3Dy=1/f.parquet` has two."""
     pairs = (folder.partition("=") for folder in name.split("/")[:-1])
     return [
-        (_unescaped(column), None if value == NULL_PARTITION else _unescaped(value))
+        (_unescaped(column), None if value == partition_folder.NULL else _unescaped(value))
         for column, equals, value in pairs
         if equals
     ]
@@ -98,7 +98,7 @@ def _character(data: bytes) -> str:
 def typed(text: str | None, kind: pa.DataType, *, name: str, column: str) -> pa.Scalar[Any]:
     """A partition column's value."""
     try:
-        column_of_one = _cast(pa.array([text], pa.string()), kind)
+        column_of_one = cast(pa.array([text], pa.string()), kind)
     except (pa.ArrowException, UnicodeEncodeError) as error:
         raise Unreadable(f"{name}: its folder says {column}={text!r}, which is no {kind}: {error}") from error
     value: pa.Scalar[Any] = column_of_one[0]
@@ -158,7 +158,7 @@ def _parsed(
     suffix = name[name.rfind(".") :]
     stream = _unpacked(file, suffix)
     if file_format == "json":
-        yield from _json(stream, wanted)
+        yield from json_rows(stream, wanted)
     elif file_format == "csv":
         yield from _csv(stream, wanted, _looked_at(file, suffix, csv))
     else:
@@ -192,45 +192,6 @@ def _parquet(file: BinaryIO, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     yield from parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns)
 
 
-def _json(stream: Any, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    as_text = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted])
-    try:
-        reader = pyarrow.json.open_json(
-            stream,
-            read_options=pyarrow.json.ReadOptions(block_size=BLOCK_BYTES),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=as_text, unexpected_field_behavior="ignore"),
-        )
-    except pa.ArrowInvalid as error:
-        if "Empty JSON" in str(error):  # nothing but blank lines
-            return
-        raise
-    yield from reader
-
-
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's json reader can make of it; the rest is text that `_cast` understands."""
-    if _is_binary(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_json_inner(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _json_inner(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        raise pa.ArrowNotImplementedError(f"a column of type {kind} can't be read from json")
-    is_time = pa.types.is_date(kind) or pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None)
-    return pa.string() if is_time else kind
-
-
-def _json_inner(kind: pa.DataType) -> pa.DataType:
-    if _is_binary(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None):
-        raise pa.ArrowNotImplementedError(f"{kind} inside a nested column can't be read from json")
-    return _json_type(kind)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-
-
 def _looked_at(file: BinaryIO, suffix: str, form: CsvForm) -> CsvForm:
     """The form with its header known. Whoever knows the number of rows notices if the guess was wrong."""
     if form.header is not None:
@@ -249,6 +210,10 @@ def _looked_at(file: BinaryIO, suffix: str, form: CsvForm) -> CsvForm:
 
 def _escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _csv(stream: Any, wanted: pa.Schema, form: CsvForm) -> Iterator[pa.RecordBatch]:
@@ -274,7 +239,9 @@ def _csv(stream: Any, wanted: pa.Schema, form: CsvForm) -> Iterator[pa.RecordBat
                 column_types={column: types.get(column, pa.string()) for column in columns.values()},
                 null_values=[form.null_value],
                 strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
+                # The sink quotes a null that is alone in its row, which would otherwise be a blank line. Where there is no text,
+                # nothing else is quoted and empty; a text that is null comes back empty.
+                quoted_strings_can_be_null=not any(map(_is_text, wanted.types)),
             ),
         )
     except pa.ArrowInvalid as error:
@@ -288,21 +255,16 @@ def _csv(stream: Any, wanted: pa.Schema, form: CsvForm) -> Iterator[pa.RecordBat
 
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
-    # Arrow's csv reader wants an offset in every time of a column with a zone.
-    return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_time(kind) else kind
+    """What Arrow's csv reader can make of it: it wants an offset in every time of a column with a zone, and has no wide numbers."""
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    as_text = pa.types.is_timestamp(kind) or pa.types.is_time(kind) or pa.types.is_decimal256(kind)
+    return pa.string() if as_text or pa.types.is_string_view(kind) else kind
 
 
 def _text(stream: Any, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    rest = b""
-    while block := stream.read(BLOCK_BYTES):
-        whole, newline, tail = block.rpartition(b"\n")
-        if not newline:
-            rest += block
-            continue
-        yield _lines(rest + whole, wanted)
-        rest = tail
-    if rest:
-        yield _lines(rest, wanted)
+    for block in line_blocks(stream):
+        yield _lines(block.removesuffix(b"\n"), wanted)
 
 
 def _lines(data: bytes, wanted: pa.Schema) -> pa.RecordBatch:
@@ -328,40 +290,11 @@ def _shaped(batch: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, pa
 
 def _column(values: pa.Array[Any], field: pa.Field[Any]) -> pa.Array[Any]:
     try:
-        return _cast(values, field.type)
+        return cast(values, field.type)
     except pa.ArrowException as error:
         raise pa.ArrowInvalid(
             f"column {field.name!r} is of type {values.type}, and can't become {field.type}: {error}"
         ) from error
-
-
-def _cast(values: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    if values.type.equals(kind):
-        return values
-    if pa.types.is_string(values.type) and pa.types.is_timestamp(kind) and kind.tz is not None:
-        return _instants(values, kind)
-    if pa.types.is_string(values.type) and _is_binary(kind):
-        return _decoded(values, kind)
-    return values.cast(kind)
-
-
-def _instants(texts: pa.Array[Any], kind: pa.TimestampType[Any, Any]) -> pa.Array[Any]:
-    try:
-        return texts.cast(kind)
-    except pa.ArrowInvalid:
-        # Without offsets. The hour that comes twice in autumn is the first of the two, as for Spark.
-        local: Any = texts.cast(pa.timestamp(kind.unit))
-        instants: pa.Array[Any] = pc.assume_timezone(local, kind.tz, ambiguous="earliest")
-        return instants
-
-
-def _decoded(texts: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """From base64, which Arrow can't do: the one place with a Python object for each value."""
-    try:
-        values = [None if text is None else base64.b64decode(text, validate=True) for text in texts.to_pylist()]
-    except binascii.Error as error:
-        raise pa.ArrowInvalid(f"a value is not base64: {error}") from error
-    return pa.array(values, kind)
 
 
 def _place(names: Sequence[str], wanted: str) -> int | None:

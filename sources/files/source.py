@@ -20,12 +20,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from twophase.errors import DataLost, OptionError
-from twophase.file_table import FileTable, open_table
+from twophase.file_table import FileTable, lost_manifest, open_table
 from twophase.log import Log
 from twophase.names import escape
 from twophase.options import parse
@@ -43,7 +44,10 @@ from twophase.storage_of import storage_of
 
 EPOCH_COLUMN = "epoch"
 IGNORED = ("checkpointLocation", "queryName")
+_JOURNAL = "taken"
 _EPOCH_FOLDER = re.compile(r"epoch=(0|[1-9][0-9]*)")
+_DATA_FILE = re.compile(r"part-[0-9]{5,}-[A-Za-z0-9]+\.[0-9]+\.[A-Za-z0-9_.-]+-c[0-9]{3,}\..+")
+"""Slot, attempt (which begins with a generation) and a number: Spark's own names have a UUID in the place of an attempt."""
 
 log = Log("twophase.sources.files")
 
@@ -185,24 +189,38 @@ def _is_table(table: FileTable) -> bool:
     """Whether an epoch with a manifest is there, whatever else is: a damaged table must not be read as a plain folder."""
     if table.path in _tables and table.newest() is not None:
         return True
-    for entry in table.storage.list(table.path):
-        epoch = _EPOCH_FOLDER.fullmatch(entry.name)
-        if epoch is None or not entry.is_folder:
-            continue
-        try:
-            table.manifest(int(epoch[1]))
-        except FileNotFoundError:
-            continue
+    there = table.storage.list(table.path)
+    epochs = [int(found[1]) for entry in there if entry.is_folder and (found := _EPOCH_FOLDER.fullmatch(entry.name))]
+    if any(table.has_manifest(epoch) for epoch in epochs):
         _tables.add(table.path)
         return True
-    return False
+    for epoch in epochs:
+        if _is_of_sink(table.storage, table.folder(epoch)):
+            raise lost_manifest(
+                table.folder(epoch), more=", or set sourceKind to folder, if these are to be read as plain files"
+            )
+    # Nothing yet: a query that is about to write the first epoch has staged it beside.
+    return not there and any(staged_beside(table))
+
+
+def _is_of_sink(storage: FileStorage, folder: str) -> bool:
+    """Whether a file is below that is named as a sink of tables names its files, and nobody else."""
+    entries = storage.list(folder)
+    return any(_DATA_FILE.fullmatch(entry.name) for entry in entries if not entry.is_folder) or any(
+        _is_of_sink(storage, f"{folder}/{entry.name}") for entry in entries if entry.is_folder and "=" in entry.name
+    )
+
+
+def staged_beside(table: FileTable) -> Iterator[str]:
+    """What a sink keeps beside its table; the journal of a plain folder lies there too, and does not count."""
+    return (entry.name for entry in table.storage.list(table.staging) if entry.is_folder and entry.name != _JOURNAL)
 
 
 def _journal(place: FileTable, ledger: str | None) -> Journal:
     if ledger is not None:
         # By the folder's name too: two folders that share a ledger must not share a journal.
         return Journal(storage_of(ledger, option="ledger"), f"{ledger.rstrip('/')}/{escape(place.path)}")
-    return Journal(place.storage, f"{place.staging}/taken")
+    return Journal(place.storage, f"{place.staging}/{_JOURNAL}")
 
 
 def _read(storage: FileStorage, file: SplitFile, split: FilesSplit) -> Iterator[pa.RecordBatch]:
@@ -219,15 +237,17 @@ def _read(storage: FileStorage, file: SplitFile, split: FilesSplit) -> Iterator[
         opened.seek(0)
         if length != file.bytes:
             raise DataLost(f"the file {file.path} has {length} bytes, and had {file.bytes}: it was changed or replaced")
-        for batch in rows_of(
-            opened, file.path, split.form.file_format, split.schema, _constants(file, split), split.form.csv
-        ):
+        csv = split.form.csv
+        if file.csv is not None:
+            csv = replace(csv, header=file.csv.header, columns=file.csv.columns or csv.columns)
+        for batch in rows_of(opened, file.path, split.form.file_format, split.schema, _constants(file, split), csv):
             rows += batch.num_rows
             yield batch
     # Again: it may have been replaced between the first look and the end.
     _check(storage, file)
     if file.rows is not None and rows != file.rows:
-        hint = "; or set the option header, if its first line was mistaken" if split.form.file_format == "csv" else ""
+        guessed = split.form.file_format == "csv" and file.csv is None
+        hint = "; or set the option header, if its first line was mistaken" if guessed else ""
         raise DataLost(f"the file {file.path} has {rows} rows, and its manifest says {file.rows}: it was changed{hint}")
 
 

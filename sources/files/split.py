@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from twophase.file_table import CsvLayout
 from twophase.sources.files.options import FileFormat
 from twophase.sources.files.rows import CsvForm
 
@@ -34,6 +35,8 @@ class SplitFile:
     rows: int | None = None
     """None if that is not known."""
     epoch: int | None = None
+    csv: CsvLayout | None = None
+    """How it is laid out, where its manifest says so."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class TableOrigin:
         return newest.form.schema
 
     def form(self, header: bool | None = None) -> FilesForm:
-        """How the files are written: the sink's own dialect of csv. Whether it has a header the manifest does not say."""
+        """How the files are written: the sink's own dialect of csv. Whether they have a header, and which columns, each epoch's
+        manifest says; what is here is for epochs of releases that did not say it."""
         newest = self.table.newest()
         form = TableForm("parquet") if newest is None else newest.form
         if form.file_format not in get_args(FileFormat):
@@ -114,6 +115,7 @@ class TableOrigin:
                 bytes=file.bytes,
                 rows=file.rows,
                 epoch=manifest.position,
+                csv=manifest.form.csv,
             )
             for manifest in self._manifests(position, last)
             for file in manifest.files
@@ -127,7 +129,7 @@ class TableOrigin:
         try:
             return self.table.manifest(position)
         except FileNotFoundError:
-            there = [other for other in self.table.positions() if other > position]
+            there = [other for other in self.table.positions_left() if other > position]
             gone = f"epochs {position} to {there[0] - 1}" if there and there[0] > position + 1 else f"epoch {position}"
             raise DataLost(
                 f"{gone} of the table {self.table.path} can't be read: deleted by retention or by hand before this query read "
