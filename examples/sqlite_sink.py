@@ -3,9 +3,9 @@
 ::
 
     write        rows into <table>_staged, with their owner and attempt; no reader looks there
-    pre_commit   a line in <table>_shares: the share is whole
-    commit       one transaction: marker N-1 → N, rows moved into <table>, staging emptied
-    abort        rows and lines deleted
+    pre_commit   how many there are: less of them, and the share is lost
+    commit       one transaction: marker N-1 → N, rows moved from <table>_staged into <table>
+    abort        staged rows deleted
 
 The guarantee: all rows of an epoch appear in one step, once; several queries may write to a table side by side. SQLite has one
 writer at a time, so tasks wait for each other, and all of them need the same disk. It can't fence: a late task may stage rows that
@@ -41,7 +41,6 @@ from twophase.sink import (
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS {0}_staged AS SELECT '' AS owner_, '' AS attempt_, * FROM {0} LIMIT 0;
-CREATE TABLE IF NOT EXISTS {0}_shares (owner TEXT, attempt TEXT, PRIMARY KEY (owner, attempt));
 CREATE TABLE IF NOT EXISTS {0}_markers (owner TEXT PRIMARY KEY, epoch TEXT, moved_by TEXT);
 """
 HELD = (pa.types.is_signed_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
@@ -57,20 +56,19 @@ class SqliteTransaction(Transaction[SqliteHandle]):
         self._sink, self._name, self._rows = sink, (str(owner), str(attempt)), 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for field in batch.schema:
-            if not any(holds(field.type) for holds in HELD):
-                raise SchemaMismatch(f"the column {field.name!r} is {field.type}, which is not kept here as it is")
-        columns = ", ".join(f'"{name}"' for name in ("owner_", "attempt_", *batch.schema.names))
-        places = ", ".join("?" * (2 + batch.num_columns))
         rows = [(*self._name, *row.values()) for row in batch.to_pylist()]
         with self._sink.transaction() as database:
+            known = self._sink.columns(database)
+            for field in batch.schema:
+                if f'"{field.name}"' not in known or not any(holds(field.type) for holds in HELD):
+                    raise SchemaMismatch(f"{self._sink.table} does not keep {field.name} of type {field.type} as it is")
+            columns = ", ".join(f'"{name}"' for name in ("owner_", "attempt_", *batch.schema.names))
+            places = ", ".join("?" * (2 + batch.num_columns))
             database.executemany(f"INSERT INTO {self._sink.table}_staged ({columns}) VALUES ({places})", rows)
         self._rows += batch.num_rows
 
     def pre_commit(self) -> SqliteHandle:
-        with self._sink.transaction() as database:
-            database.execute(f"INSERT INTO {self._sink.table}_shares VALUES (?, ?)", self._name)
-        return SqliteHandle(self._rows)
+        return SqliteHandle(self._rows)  # written rows are on the disk already
 
     def abort(self) -> None:
         with self._sink.transaction() as database:
@@ -126,25 +124,23 @@ class SqliteSink(Sink[SqliteHandle]):
         return Outcome.COMMITTED
 
     def _lost(self, database: sqlite3.Connection, order: CommitOrder[SqliteHandle]) -> list[int]:
-        found = f"""SELECT count(*), (SELECT count(*) FROM {self.table}_shares WHERE owner = ?1 AND attempt = ?2)
-                    FROM {self.table}_staged WHERE owner_ = ?1 AND attempt_ = ?2"""
+        query = f"SELECT count(*) FROM {self.table}_staged WHERE owner_ = ? AND attempt_ = ?"
         names = {share.slot: (str(order.owner), str(share.attempt)) for share in order.shares}
-        there = {slot: database.execute(found, name).fetchone() for slot, name in names.items()}
-        return [share.slot for share in order.shares if there[share.slot] != (share.handle.rows, 1)]
+        there = {slot: database.execute(query, name).fetchone()[0] for slot, name in names.items()}
+        return [share.slot for share in order.shares if there[share.slot] != share.handle.rows]
 
     def _show(self, database: sqlite3.Connection, owner: Owner, share: Share[SqliteHandle]) -> None:
-        described = database.execute(f"SELECT * FROM {self.table} LIMIT 0").description
-        columns = ", ".join(f'"{column[0]}"' for column in described)
-        database.execute(
-            f"INSERT INTO {self.table} ({columns}) SELECT {columns} FROM {self.table}_staged "
-            "WHERE owner_ = ? AND attempt_ = ? ORDER BY rowid",
-            (str(owner), str(share.attempt)),
-        )
+        columns = ", ".join(self.columns(database))
+        query = f"SELECT {columns} FROM {self.table}_staged WHERE owner_ = ? AND attempt_ = ? ORDER BY rowid"
+        database.execute(f"INSERT INTO {self.table} ({columns}) {query}", (str(owner), str(share.attempt)))
         self.delete(database, str(owner), str(share.attempt))
+
+    def columns(self, database: sqlite3.Connection) -> list[str]:
+        described = database.execute(f"SELECT * FROM {self.table} LIMIT 0").description
+        return [f'"{column[0]}"' for column in described]
 
     def delete(self, database: sqlite3.Connection, owner: str, attempt: str) -> None:
         database.execute(f"DELETE FROM {self.table}_staged WHERE owner_ = ? AND attempt_ = ?", (owner, attempt))
-        database.execute(f"DELETE FROM {self.table}_shares WHERE owner = ? AND attempt = ?", (owner, attempt))
 
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[SqliteHandle]]) -> None:
         with self.transaction() as database:
@@ -161,9 +157,8 @@ class SqliteSink(Sink[SqliteHandle]):
         found = database.execute(query, (str(owner),)).fetchone()
         return None if found is None else Marker(owner, Epoch.parse(found[0]), found[1])
 
-    def leftovers(self, owner: Owner) -> list[Leftover[SqliteHandle]]:
-        query = f"""SELECT attempt_ FROM {self.table}_staged WHERE owner_ = ?1
-                    UNION SELECT attempt FROM {self.table}_shares WHERE owner = ?1"""
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> list[Leftover[SqliteHandle]]:
+        query = f"SELECT DISTINCT attempt_ FROM {self.table}_staged WHERE owner_ = ?"
         with self.transaction() as database:
             attempts = [attempt for (attempt,) in database.execute(query, (str(owner),))]
         return [Leftover(Attempt.parse(a).generation, a, f"rows in {self.table}_staged") for a in attempts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twophase.testing import checkers
-from twophase.testing.checkers import History, Read, Slots, violations
+from twophase.testing.checkers import Exact, History, Read, Slots, violations
 
 Checker = Callable[[History], list[str]]
 
@@ -65,7 +66,13 @@ def test_a_violation_is_found_and_said_in_a_sentence(checker: Checker, history: 
         seen(1, 2, 3, 4, 5, committed=0, decided=1),
         seen(committed=None, decided=None),
         History({0: [], 1: [[]], 2: [[7]]}, [Read([], 1, 1), Read([7], 2, 2)]),
-        History({}, []),
+        History(
+            {0: [[float("nan"), 1, 1.0, True, (0.0, -0.0)]]}, [Read([float("nan"), 1, 1.0, True, (0.0, -0.0)], 0, 0)]
+        ),
+        History(
+            {0: [[Decimal("NaN"), Decimal("sNaN"), Decimal("1.0")]]},
+            [Read([Decimal("NaN"), Decimal("sNaN"), Decimal("1.00")], 0, 0)],
+        ),
     ],
 )
 def test_a_right_history_has_no_findings(history: History) -> None:
@@ -97,6 +104,41 @@ def test_replays_are_compared_with_the_first() -> None:
 def test_a_history_in_which_a_row_could_be_of_two_epochs_is_refused() -> None:
     with pytest.raises(ValueError, match="1 are written twice"):
         History({0: [[1]], 1: [[1]]})
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        (("a", 1), ("a", 1.0)),
+        ((1, (2,)), (1, (True,))),
+        ("1", 1),
+        (b"1", "1"),
+        (Decimal(1), 1),
+        (1.0, Decimal(1)),
+        (Decimal("NaN"), float("nan")),
+        (Decimal("0"), Decimal("-0")),
+        (frozenset({1}), frozenset({1.0})),
+        (0, None),
+    ],
+    ids=repr,
+)
+def test_a_value_that_only_equals_the_written_one_is_a_stranger(written: Any, read: Any) -> None:
+    history = History({0: [[written]]}, [Read([read], 0, 0)])
+    assert violations(history, atomic=True, ordered=True) == [
+        f"read 0: epoch 0 was committed, and row {written!r} is missing",
+        f"read 0: row {read!r} is there that nobody wrote",
+    ]
+    assert len(checkers.same_rows([[written], [read]])) == 2
+
+
+def test_what_was_never_read_is_not_called_right() -> None:
+    with pytest.raises(ValueError, match="without a read"):
+        violations(History(WRITTEN, []), atomic=True, ordered=True)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        checkers.same_rows([[1]])
 
 
 # ---- random histories, and one row corrupted ----
@@ -172,8 +214,8 @@ def test_a_dropped_row_is_torn_or_a_gap_even_if_nothing_is_known_to_be_committed
     """Unless its epoch was the newest that shows, and had no other row."""
     history, row = corruption
     history = replace(history, reads=[replace(history.reads[-1], committed=None)])
-    epoch = history.origin[row][0]
-    alone = history.rows_of(epoch) == {row}
+    epoch = history.origin[Exact(row)][0]
+    alone = history.rows_of(epoch) == {Exact(row)}
     later = any(history.rows_of(other) for other in history.written if other > epoch)
     assert bool(checkers.no_torn_epoch(history)) == (not alone)
     assert bool(checkers.gapless_prefix(history)) == later
@@ -225,7 +267,7 @@ def test_a_row_that_a_later_read_does_not_see_any_more_is_always_found(history: 
 @given(right_histories().filter(lambda h: bool(h.reads[-1].rows)))
 def test_a_row_before_its_decision_is_always_found(history: History) -> None:
     last = history.reads[-1]
-    newest = max(history.origin[row][0] for row in last.rows)
+    newest = max(history.origin[Exact(row)][0] for row in last.rows)
     early = replace(history, reads=[replace(last, committed=None, decided=newest - 1 if newest else None)])
     assert any(f"epoch {newest} was not decided" in finding for finding in checkers.nothing_early(early))
 

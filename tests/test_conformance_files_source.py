@@ -16,6 +16,14 @@ from twophase.testing.source_suite import SourceOrigin, SourceSuite
 SCHEMA = pa.schema([("value", pa.int64())])
 
 
+def rows_of(values: Sequence[int]) -> pa.Table:
+    return pa.table({"value": pa.array(values, pa.int64())})
+
+
+def changed(values: Sequence[int]) -> pa.Table:
+    return rows_of(values).add_column(0, "added", pa.array([-value for value in values], pa.int64()))
+
+
 class TableOrigin(SourceOrigin):
     """Epochs of a table, one a unit."""
 
@@ -31,12 +39,19 @@ class TableOrigin(SourceOrigin):
         return source(self.table, SCHEMA, sourceKind="table", parallelism=tasks)
 
     def add(self, values: Sequence[int]) -> None:
-        commit(self.table, self.count, {"part-0.parquet": pa.table({"value": pa.array(values, pa.int64())})})
+        self._add(rows_of(values))
+
+    def add_changed(self, values: Sequence[int]) -> bool:
+        self._add(changed(values))
+        return True
+
+    def _add(self, rows: pa.Table) -> None:
+        commit(self.table, self.count, {"part-0.parquet": rows})
         self.count += 1
 
-    def lose(self) -> str:
-        shutil.rmtree(self.table / "epoch=0")
-        return "epoch 0"
+    def lose(self, unit: int) -> str:
+        shutil.rmtree(self.table / f"epoch={unit}")
+        return f"epoch {unit}"
 
 
 class FolderOrigin(SourceOrigin):
@@ -54,12 +69,19 @@ class FolderOrigin(SourceOrigin):
         return source(self.folder, SCHEMA, parallelism=tasks)
 
     def add(self, values: Sequence[int]) -> None:
-        drop(self.folder, f"f{self.count:04}.parquet", pa.table({"value": pa.array(values, pa.int64())}))
+        self._add(rows_of(values))
+
+    def add_changed(self, values: Sequence[int]) -> bool:
+        self._add(changed(values))
+        return True
+
+    def _add(self, rows: pa.Table) -> None:
+        drop(self.folder, f"f{self.count:04}.parquet", rows)
         self.count += 1
 
-    def lose(self) -> str:
-        (self.folder / "f0000.parquet").unlink()
-        return "f0000.parquet"
+    def lose(self, unit: int) -> str:
+        (self.folder / f"f{unit:04}.parquet").unlink()
+        return f"f{unit:04}.parquet"
 
 
 class TestTable(SourceSuite):

@@ -15,6 +15,7 @@ from twophase.testing.sink_suite import SinkSuite, SinkTarget
 
 class HeapUnderTest(SinkTarget):
     fences = True
+    outlives_process = False
 
     def __init__(self, name: str):
         self.name = name

@@ -34,6 +34,8 @@ class NamedTopic(Topic):
 
 
 class SlotsUnderTest(SinkTarget):
+    outlives_process = False
+
     def __init__(self) -> None:
         self.topic = NamedTopic.named(uuid.uuid4().hex)
 

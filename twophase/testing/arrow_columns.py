@@ -11,10 +11,30 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from twophase.testing.checkers import Exact
+
 _DAY = datetime.date(2024, 2, 29)
 _MOMENT = datetime.datetime(2024, 2, 29, 23, 59, 59, 123456)
 _INSTANT = _MOMENT.replace(tzinfo=datetime.UTC)
-_TEXTS = ["ä漢🎉", "", None, "NULL", "null", "a\nb\tc", '"', "'", "\\", "\\N", "a,b", " x ", "%", "{x}", "x" * 1000]
+_FORMS = ["e\u0301", "\u00e9", "\u212b", "ﬁ"]  # of Unicode: equal to whoever folds them
+_TEXTS = [
+    *_FORMS,
+    "ä漢🎉",
+    "",
+    None,
+    "NULL",
+    "null",
+    "a\nb\tc",
+    '"',
+    "'",
+    "\\",
+    "\\N",
+    "a,b",
+    " x ",
+    "%",
+    "{x}",
+    "x" * 1000,
+]
 _BYTES = [b"\x00\xff", b"", None, b"abc", bytes(range(256))]
 
 
@@ -61,9 +81,11 @@ ARROW_COLUMNS: Final[Mapping[str, pa.Array[Any]]] = MappingProxyType({str(c.type
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Equal, where a NaN equals a NaN and -0.0 does not equal 0.0."""
-    if isinstance(one, float) and isinstance(other, float):
-        return repr(one) == repr(other)
-    if isinstance(one, list) and isinstance(other, list):
+    """Equal, and of one kind: 1, 1.0, True and Decimal(1) are four values. A NaN equals a NaN, and -0.0 does not equal 0.0."""
+    if isinstance(one, (bool, int, float, Decimal)) or isinstance(other, (bool, int, float, Decimal)):
+        return Exact(one) == Exact(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same_values, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(same_values(one[name], other[name]) for name in one)
     return bool(one == other)

@@ -18,15 +18,17 @@ no_residue        nothing is staged any more
 same_rows         every replay of a range gives the same rows                                            (sources)
 ================  ==============================================================================================
 
-Rows are any hashable values, and no two of a history are equal: only so can a row be traced to its epoch. `violations` runs
-all checkers that concern a history.
+Rows are any hashable values, and no two of a history are the same: only so can a row be traced to its epoch. Values are the same if
+they look the same: 1, 1.0, Decimal(1) and True are four, 0.0 and -0.0 are two, and a NaN is itself. Decimals may have more or less
+zeros at their end. `violations` runs all checkers that concern a history.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cached_property
 from itertools import pairwise
 
@@ -41,9 +43,9 @@ class Read:
     """What one reader saw, at one moment."""
 
     rows: Sequence[Row]
-    committed: int | None = None
+    committed: int | None
     """The newest epoch that was committed when the read began; None if none was."""
-    decided: int | None = None
+    decided: int | None
     """The newest epoch that was decided when the read ended: later ones must not be there. None if none was."""
     under: Sequence[int] | None = None
     """The epoch that the target shows each row under, if it shows any."""
@@ -57,27 +59,70 @@ class History:
     reads: Sequence[Read] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        counts = Counter(row for slots in self.written.values() for slot in slots for row in slot)
+        counts = Counter(Exact(row) for slots in self.written.values() for slot in slots for row in slot)
         twice = [row for row, count in counts.items() if count > 1]
         if twice:
             raise ValueError(f"rows of a history must differ, and {_some(twice)} are written twice")
 
     @cached_property
+    def seen(self) -> Sequence[Read]:
+        """The reads, with rows that can be compared."""
+        return [replace(read, rows=exact(read.rows)) for read in self.reads]
+
+    @cached_property
     def origin(self) -> Mapping[Row, tuple[int, int, int]]:
         """Epoch, slot and place in the slot of every row."""
         return {
-            row: (epoch, slot, place)
+            Exact(row): (epoch, slot, place)
             for epoch, slots in self.written.items()
             for slot, rows in enumerate(slots)
             for place, row in enumerate(rows)
         }
 
     def rows_of(self, epoch: int) -> set[Row]:
-        return {row for slot in self.written[epoch] for row in slot}
+        return {Exact(row) for slot in self.written[epoch] for row in slot}
+
+
+class Exact:
+    """A row that is equal to those that look the same, and to no others. Python's own 1 == 1.0 == True would hide that a target
+    changed a value, and its NaN != NaN would take a right row for a stranger."""
+
+    __slots__ = ("_looks", "row")
+
+    def __init__(self, row: Row):
+        self.row = row
+        self._looks = _looks(row)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exact) and self._looks == other._looks
+
+    def __hash__(self) -> int:
+        return hash(self._looks)
+
+    def __repr__(self) -> str:
+        return repr(self.row)
+
+
+def exact(rows: Iterable[Row]) -> list[Row]:
+    return [Exact(row) for row in rows]
+
+
+def _looks(value: object) -> Hashable:
+    if isinstance(value, tuple):
+        return (type(value), *map(_looks, value))
+    if isinstance(value, frozenset):
+        return (type(value), frozenset(map(_looks, value)))
+    if isinstance(value, float):
+        return (type(value), repr(value))
+    if isinstance(value, Decimal) and not (value and value.is_finite()):
+        return (type(value), value.is_signed(), repr(value.normalize() if value.is_finite() else value))
+    return (type(value), value)
 
 
 def violations(history: History, *, atomic: bool, ordered: bool) -> list[str]:
-    """The findings of every checker that concerns such a sink."""
+    """The findings of every checker that concerns such a sink. A history that nobody has read proves nothing: ValueError."""
+    if not history.reads:
+        raise ValueError("a history without a read: nothing would be checked")
     checkers = [no_loss, no_duplicate, no_stranger, nothing_early, gapless_prefix, nothing_vanishes, in_its_epoch]
     checkers += [no_torn_epoch] if atomic else []
     checkers += [in_order] if ordered else []
@@ -89,7 +134,7 @@ def no_loss(history: History) -> list[str]:
 
 
 def _no_loss(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         seen = set(read.rows)
         for epoch in sorted(history.written):
             missing = history.rows_of(epoch) - seen
@@ -102,7 +147,7 @@ def no_duplicate(history: History) -> list[str]:
 
 
 def _no_duplicate(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         for row, count in Counter(read.rows).items():
             if count > 1:
                 yield f"{_read(at)}: row {row!r} is there {count} times"
@@ -113,7 +158,7 @@ def no_stranger(history: History) -> list[str]:
 
 
 def _no_stranger(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         strange = {row for row in read.rows if row not in history.origin}
         if strange:
             yield f"{_read(at)}: {_rows(strange)} there that nobody wrote"
@@ -124,7 +169,7 @@ def nothing_early(history: History) -> list[str]:
 
 
 def _nothing_early(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         for epoch, rows in _seen_by_epoch(history, read).items():
             if read.decided is None or epoch > read.decided:
                 yield f"{_read(at)}: epoch {epoch} was not decided, and {_rows(rows)} there"
@@ -135,7 +180,7 @@ def no_torn_epoch(history: History) -> list[str]:
 
 
 def _no_torn_epoch(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         for epoch, rows in _seen_by_epoch(history, read).items():
             missing = history.rows_of(epoch) - rows
             if missing:
@@ -147,7 +192,7 @@ def gapless_prefix(history: History) -> list[str]:
 
 
 def _gapless_prefix(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         seen = _seen_by_epoch(history, read)
         newest = max(seen, default=None)
         for epoch in sorted(history.written):
@@ -160,7 +205,7 @@ def nothing_vanishes(history: History) -> list[str]:
 
 
 def _nothing_vanishes(history: History) -> Iterator[str]:
-    for at, (before, after) in enumerate(pairwise(history.reads), start=1):
+    for at, (before, after) in enumerate(pairwise(history.seen), start=1):
         gone = {row for row in set(before.rows) - set(after.rows) if row in history.origin}
         if gone:
             yield f"{_read(at)}: {_rows(gone)} not there any more"
@@ -171,7 +216,7 @@ def in_order(history: History) -> list[str]:
 
 
 def _in_order(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         last: dict[tuple[int, int], tuple[int, Row]] = {}
         for row in read.rows:
             if row not in history.origin:
@@ -188,7 +233,7 @@ def in_its_epoch(history: History) -> list[str]:
 
 
 def _in_its_epoch(history: History) -> Iterator[str]:
-    for at, read in enumerate(history.reads):
+    for at, read in enumerate(history.seen):
         if read.under is None:
             continue
         for row, shown in zip(read.rows, read.under, strict=True):
@@ -203,17 +248,19 @@ def no_residue(residue: Iterable[str]) -> list[str]:
 
 def same_rows(replays: Sequence[Sequence[Row]], *, ordered: bool = False) -> list[str]:
     """Over the rows that one range gave, each time that it was read; the first is what the others are compared with."""
+    if len(replays) < 2:
+        raise ValueError("one replay alone: there is nothing to compare it with")
     return list(_same_rows(replays, ordered=ordered))
 
 
 def _same_rows(replays: Sequence[Sequence[Row]], *, ordered: bool) -> Iterator[str]:
     for at, rows in enumerate(replays[1:], start=1):
-        first, now = Counter(replays[0]), Counter(rows)
+        first, now = Counter(exact(replays[0])), Counter(exact(rows))
         if first - now:
             yield f"replay {at}: {_rows(list((first - now).elements()))} missing"
         if now - first:
             yield f"replay {at}: {_rows(list((now - first).elements()))} there that the first did not give"
-        if ordered and first == now and list(rows) != list(replays[0]):
+        if ordered and first == now and exact(rows) != exact(replays[0]):
             yield f"replay {at}: the rows are in another order"
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twophase.failpoints import VARIABLE, Hit, trace
 
@@ -113,7 +113,20 @@ def running(command: Sequence[str], *, output: Path, cwd: Path, failpoints: Path
 
 def pids_of_session(session: int) -> list[int]:
     """Every process of a session that still runs."""
-    return [pid for name in os.listdir("/proc") if name.isdigit() and _session_of(pid := int(name)) == session]
+    return [pid for pid, process in _running().items() if process.session == session]
+
+
+def pids_below(ancestor: int) -> list[int]:
+    """Every process that still runs and that this one started, or one that it started; whatever session it made."""
+    running = _running()
+    found = [ancestor]
+    for above in found:
+        found.extend(pid for pid, process in running.items() if process.parent == above)
+    return found[1:]
+
+
+def is_running(pid: int) -> bool:
+    return _process(pid) is not None
 
 
 def kill_session(session: int) -> None:
@@ -127,15 +140,25 @@ def kill_session(session: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _session_of(pid: int) -> int | None:
-    """The session that a living process belongs to; None for one that is gone, or dead and not yet waited for."""
+class _Process(NamedTuple):
+    parent: int
+    session: int
+
+
+def _running() -> dict[int, _Process]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return {pid: process for pid in pids if (process := _process(pid)) is not None}
+
+
+def _process(pid: int) -> _Process | None:
+    """What the system says of a living process; None for one that is gone, or dead and not yet waited for."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # After the name, which is in parentheses and may hold anything: state, parent, process group, session.
-    state, _, _, session = stat.rpartition(")")[2].split()[:4]
-    return None if state in "ZX" else int(session)
+    state, parent, _, session = stat.rpartition(")")[2].split()[:4]
+    return None if state in "ZX" else _Process(int(parent), int(session))
 
 
 def _signal(pid: int, number: int) -> None:

@@ -122,7 +122,8 @@ class QuerySteps:
         assert self.plan is not None
         plan = self.plan.sinks[SINK].plan
         assert plan is not None
-        transaction = self.target.sink().begin(plan, Task(slot, Attempt(self.plan.generation, next(self._task_ids))))
+        attempt = Attempt(self.plan.generation, next(self._task_ids), self.plan.nonce)
+        transaction = self.target.sink().begin(plan, Task(slot, attempt))
         if when != "begun":
             transaction.write(self.target.batch(values))
         if when == "pre-committed":

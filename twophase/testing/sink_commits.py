@@ -75,6 +75,18 @@ class SinkCommits:
         steps.commit(order)
         assert steps.sink().status(steps.owner, settled=True) != before
 
+    def test_a_sink_that_has_looked_before_sees_what_another_has_moved_since(self, steps: SinkSteps) -> None:
+        """Spark's commit worker keeps its objects, and another driver commits meanwhile: no marker may be remembered."""
+        steps.epoch(0, [1], [2])
+        looked = steps.sink()
+        before = looked.status(steps.owner, settled=True)
+        order = steps.epoch(1, [3], [4])
+        after = looked.status(steps.owner, settled=True)
+        assert after == steps.sink().status(steps.owner, settled=True) != before
+        assert (looked.alive(order), looked.commit(order)) == ({}, Outcome.ALREADY_COMMITTED)
+        assert looked.commit(steps.decided(2, [5])) is Outcome.COMMITTED
+        assert steps.visible() == [1, 2, 3, 4, 5]
+
     # ---- commit, again and late ----
 
     def test_commit_again_from_any_process_changes_nothing(self, steps: SinkSteps) -> None:
@@ -412,6 +424,7 @@ class SinkCommits:
             "alive": lambda order: steps.sink().alive(order),
             "abort nothing": lambda _: steps.sink().abort(steps.owner, []),
             "describe": lambda _: steps.sink().describe(),
+            "require_fit": lambda _: steps.sink().require_fit(steps.target.batch([]).schema, overwrite=False),
         }
         for number, (one, other) in enumerate(itertools.product(verbs, repeat=2)):
             order = steps.decided(number, [number])

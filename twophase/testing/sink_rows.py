@@ -11,8 +11,10 @@ import pytest
 from twophase.errors import TwophaseError
 from twophase.sink import Outcome
 from twophase.testing.arrow_columns import ARROW_COLUMNS, same_values
-from twophase.testing.sink_capabilities import only_if
+from twophase.testing.sink_capabilities import only_if, only_if_target
 from twophase.testing.sink_steps import SinkSteps
+
+ADDED = "added"
 
 
 class SinkRows:
@@ -107,6 +109,40 @@ class SinkRows:
             assert steps.visible() == values
             assert steps.commit(order) is Outcome.ALREADY_COMMITTED
             assert steps.visible() == values
+
+    # ---- nulls and columns ----
+
+    def test_rows_of_nulls_alone_are_rows(self, steps: SinkSteps) -> None:
+        """All columns are null, in a row between two others and in all rows of a share: shown, or refused before the vote."""
+        rows = steps.target.batch([1, 2])
+        nulls = pa.record_batch([pa.nulls(1, field.type) for field in rows.schema], schema=rows.schema)
+        plan = steps.prepare(0)
+        try:
+            shares = steps.write(plan, 0, rows.slice(0, 1), nulls, rows.slice(1)), steps.write(plan, 1, nulls)
+        except TwophaseError:
+            steps.sweep()
+            assert (list(steps.target.read()), list(steps.target.residue())) == ([], [])
+            return
+        assert steps.commit(steps.order(plan, *shares)) is Outcome.COMMITTED
+        assert len(steps.target.read()) == 4
+
+    def test_a_column_that_a_later_epoch_adds_is_shown_or_refused(self, steps: SinkSteps) -> None:
+        """The query got another column and was restarted: its values are shown, or the rows are refused before the vote."""
+        only_if_target(steps, leaves_out_columns=False)
+        steps.epoch(0, [1])
+        rows = steps.target.batch([2, 3])
+        more = rows.append_column(ADDED, pa.array(["x", "y"]))
+        try:
+            plan = steps.prepare(1, schema=more.schema)
+            share = steps.write(plan, 0, more)
+        except TwophaseError:
+            steps.sweep()
+            assert (steps.visible(), list(steps.target.residue())) == ([1], [])
+            return
+        assert steps.commit(steps.order(plan, share)) is Outcome.COMMITTED
+        assert steps.visible() == [1, 2, 3]
+        shown = [row.get(ADDED) for row in steps.target.read()]
+        assert sorted(filter(None, shown)) == ["x", "y"], f"the column {ADDED} was written, and is not shown"
 
     # ---- types ----
 

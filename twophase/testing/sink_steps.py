@@ -92,12 +92,7 @@ class SinkSteps:
 
     def vote(self, transaction: Transaction[Any], task: Task, *batches: pa.RecordBatch) -> Share[Any]:
         """Pre-commit; the share as a driver reads it."""
-        checksum = Checksum()
-        for batch in batches:
-            checksum.add(batch)
-        voted = VotedShare.of(task.slot, task.attempt, checksum.rows, checksum.value, transaction.pre_commit())
-        read = VotedShare.from_json(json.loads(json.dumps(voted.to_json())))
-        return read.read(self.sink().handle_type)
+        return voted(self.sink(), transaction, task, *batches)
 
     def order(self, plan: Plan, *shares: Share[Any]) -> CommitOrder[Any]:
         """A decision of that plan's generation, in the name of the next record."""
@@ -124,7 +119,8 @@ class SinkSteps:
 
     def leftovers(self) -> list[Leftover[Any]]:
         """What is staged by this owner, whatever else the target lists."""
-        return [left for left in self.sink().leftovers(self.owner) if left.owner in (None, self.owner)]
+        listed = self.sink().leftovers(self.owner, seen_from=Generation(self.ledger, self._records + 1))
+        return [left for left in listed if left.owner in (None, self.owner)]
 
     def marks(self) -> set[str]:
         return {left.mark for left in self.leftovers()}
@@ -135,9 +131,9 @@ class SinkSteps:
 
     # ---- what is there ----
 
-    def marker(self) -> Marker | None:
+    def marker(self, *, settled: bool = False) -> Marker | None:
         """The newest of the target's markers."""
-        return newest_marker(self.sink().status(self.owner, settled=False))
+        return newest_marker(self.sink().status(self.owner, settled=settled))
 
     def visible(self) -> list[int]:
         return sorted(self.target.values())
@@ -152,3 +148,12 @@ def travelled(plan: Plan) -> Plan:
     arrived = pickle.loads(pickle.dumps(plan))
     assert isinstance(arrived, Plan)
     return arrived
+
+
+def voted(sink: AnySink, transaction: Transaction[Any], task: Task, *batches: pa.RecordBatch) -> Share[Any]:
+    """Pre-commit; what is left of these batches is the share, and its handle has travelled as JSON."""
+    checksum = Checksum()
+    for batch in batches:
+        checksum.add(batch)
+    share = VotedShare.of(task.slot, task.attempt, checksum.rows, checksum.value, transaction.pre_commit())
+    return VotedShare.from_json(json.loads(json.dumps(share.to_json()))).read(sink.handle_type)

@@ -14,6 +14,8 @@
 `SinkCommits`       commit, abort, leftovers: repeated, late, out of order; dead shares, twins, zombies
 `SinkRows`          no rows, many rows and slots, order, borrowed memory, every Arrow type
 `SinkOwners`        fences, several owners or one, take-over, hostile names
+`SinkLikeness`      equal rows, names that are nearly the same, two that commit at once
+`SinkProcesses`     other processes that commit, delete, look, and are killed within a commit; calls that fail
 `SinkQueries`       the real coordinator: crashes at every step, revisions, replays, other queries
 ==================  =====================================================================================
 
@@ -28,14 +30,18 @@ import pytest
 
 pytest.register_assert_rewrite(
     "twophase.testing.sink_commits",
+    "twophase.testing.sink_likeness",
     "twophase.testing.sink_owners",
+    "twophase.testing.sink_processes",
     "twophase.testing.sink_queries",
     "twophase.testing.sink_rows",
 )
 
 from twophase.testing.query_steps import QuerySteps  # noqa: E402 - asserts are rewritten when a module is imported
 from twophase.testing.sink_commits import SinkCommits  # noqa: E402
+from twophase.testing.sink_likeness import SinkLikeness  # noqa: E402
 from twophase.testing.sink_owners import SinkOwners  # noqa: E402
+from twophase.testing.sink_processes import SinkProcesses  # noqa: E402
 from twophase.testing.sink_queries import SinkQueries  # noqa: E402
 from twophase.testing.sink_rows import SinkRows  # noqa: E402
 from twophase.testing.sink_steps import SinkSteps  # noqa: E402
@@ -44,7 +50,7 @@ from twophase.testing.sink_target import SinkTarget  # noqa: E402
 __all__ = ["SinkSuite", "SinkTarget"]
 
 
-class SinkSuite(SinkCommits, SinkRows, SinkOwners, SinkQueries):
+class SinkSuite(SinkCommits, SinkRows, SinkOwners, SinkLikeness, SinkProcesses, SinkQueries):
     """Adopt it by a subclass with the fixture `target`."""
 
     @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +29,10 @@ class SinkTarget(ABC):
 
     @abstractmethod
     def read(self) -> Sequence[Mapping[str, Any]]:
-        """The rows that a reader sees now, in the reader's order. A reader that knows nothing of twophase, if there is one."""
+        """The rows that a reader sees now, in the reader's order. A reader that knows nothing of twophase, if there is one.
+
+        It is one look: where the sink is atomic, it may be called while another process commits, and from another thread.
+        """
 
     @abstractmethod
     def residue(self) -> Sequence[str]:
@@ -40,12 +43,18 @@ class SinkTarget(ABC):
 
     # ---- what the target claims beyond the sink's capabilities ----
 
+    outlives_process: bool = True
+    """Whether another process writes to the same target; False for what lies in the memory of one."""
     fences: bool = False
     """Whether `Sink.fence` keeps older generations of its ledger out of staging from then on. The contract leaves it open."""
     arrow_types: Collection[str] = frozenset(ARROW_COLUMNS)
     """The types, as named in `ARROW_COLUMNS`, whose values come back as they were. Others must be refused, or come back too."""
+    leaves_out_columns: bool = False
+    """Whether the sink takes columns by their names and leaves out all others, and says so to its users."""
     failpoints: Sequence[str] = ()
     """The sink's own failpoints on the driver, where queries are killed besides those of the protocol."""
+    client_errors: Sequence[Callable[[str], Exception]] = (OSError,)
+    """What the target's client raises when it can't ask the target: each is raised at every call that the sink makes."""
     many_slots: int = 1000
     many_rows: int = 100_000
     many_batches: int = 1000

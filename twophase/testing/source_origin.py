@@ -23,8 +23,8 @@ class SourceOrigin(ABC):
         """One unit more: what an epoch takes at the least (a file, a record, an epoch of a table), with a row for each number."""
 
     @abstractmethod
-    def lose(self) -> str:
-        """Destroy the oldest unit; the text that an error must contain, to name what is lost."""
+    def lose(self, unit: int) -> str:
+        """Destroy a unit, by its number (the oldest is 0); the text that an error must contain, to name what is lost."""
 
     # ---- what the source claims ----
 
@@ -35,7 +35,17 @@ class SourceOrigin(ABC):
     ordered: bool = False
     """Whether a range read twice, with the same splits, gives its rows in the same order."""
 
+    loses_any_unit: bool = True
+    """Whether a unit can be lost while older ones are there; False for what is only ever cut off at its old end."""
+
     # ---- what rarely needs another answer ----
+
+    def add_changed(self, values: Sequence[int]) -> bool:
+        """One unit more, whose rows have another column before the others, as if their writer was changed.
+
+        False, and nothing is added, if all units of this origin have the same columns for ever.
+        """
+        return False
 
     def split_in(self, tasks: int) -> AnySource:
         """A source that splits a range into about so many tasks, if it can be told."""

@@ -1,0 +1,175 @@
+"""What a sink promises to other processes: to those that commit, delete and look, and to the successors of those that were killed.
+
+::
+
+    a process of its own    commit ─•─•─•─•─•─•─► the end        • a stop, after each of its calls
+                                    │     │
+    here                          look  kill -9                   rows and marker moved together, or neither
+
+For targets that outlive their process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+from twophase.identity import Generation
+from twophase.sink import CommitOrder, Outcome
+from twophase.testing import sink_calls
+from twophase.testing.other_process import OtherProcess, answer_of
+from twophase.testing.sink_capabilities import only_if, only_if_target
+from twophase.testing.sink_steps import SinkSteps
+
+PATIENCE_S = 5.0
+"""How long a commit stands still for a reader. One that waits in turn for the commit (for a lock) sees nothing until it goes on."""
+MANY_FAILURES = 12
+"""Of the places where a verb makes a call: so many are chosen, from the first to the last."""
+
+
+class SinkProcesses:
+    # ---- one process after the other ----
+
+    def test_another_process_commits_what_this_one_staged(self, steps: SinkSteps) -> None:
+        """Recovery: it has the ledger and the target, and no memory of the tasks. This one is told the truth afterwards."""
+        only_if_target(steps, outlives_process=True)
+        steps.epoch(0, [1])
+        asked = steps.sink()
+        before = asked.status(steps.owner, settled=True)
+        order = steps.decided(1, [2, 3], [4])
+        dead, outcomes = answer_of(sink_calls.commit_twice, steps.sink(), order)
+        assert (dead, outcomes) == ({}, [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED])
+        assert (steps.visible(), list(steps.target.residue())) == ([1, 2, 3, 4], [])
+        for sink in (asked, steps.sink()):
+            assert sink.status(steps.owner, settled=True) != before, "another process has moved the marker"
+            assert sink.commit(order) is Outcome.ALREADY_COMMITTED
+        steps.epoch(2, [5])
+        assert steps.visible() == [1, 2, 3, 4, 5]
+
+    def test_another_process_deletes_what_this_one_staged(self, steps: SinkSteps) -> None:
+        """The successor of a driver that died: it lists what tasks have staged, voted for or not, and deletes it."""
+        only_if_target(steps, outlives_process=True)
+        steps.epoch(0, [1])
+        order = steps.decided(1, [2], [3])
+        plan = steps.prepare(1)
+        begun = steps.sink().begin(plan, steps.task(plan, 0))
+        begun.write(steps.target.batch([9]))
+        seen_from = Generation(steps.ledger, steps.generation().number + 1)
+        marks = answer_of(sink_calls.sweep, steps.sink(), steps.owner, seen_from)
+        assert marks >= {steps.sink().mark(share) for share in order.shares}
+        assert (steps.leftovers(), list(steps.target.residue())) == ([], [])
+        assert set(steps.sink().alive(order)) == {0, 1}
+        begun.abort()
+        assert (steps.visible(), list(steps.target.residue())) == ([1], [])
+
+    def test_a_share_outlives_the_process_that_wrote_it(self, steps: SinkSteps) -> None:
+        """A task votes and is killed at once: its share is alive and listed, and can be committed."""
+        only_if_target(steps, outlives_process=True)
+        plan = steps.prepare(0)
+        written = answer_of(sink_calls.vote, steps.sink(), plan, steps.task(plan, 0), steps.target.batch([1, 2]))
+        order = steps.order(plan, written, steps.share(plan, 1, [3]))
+        assert steps.sink().alive(order) == {}
+        assert steps.marks() >= {steps.sink().mark(share) for share in order.shares}
+        assert steps.commit(order) is Outcome.COMMITTED
+        assert (steps.visible(), list(steps.target.residue())) == ([1, 2, 3], [])
+
+    # ---- within a commit ----
+
+    def test_rows_and_marker_become_visible_in_one_step(self, steps: SinkSteps) -> None:
+        """Another process commits, and stops after each of its calls. A reader looks at every stop: it sees all rows or none.
+        Then it is killed, at the last stop at which none are seen, and at the first at which all are: so it is with the marker."""
+        only_if(steps, atomic=True)
+        only_if_target(steps, outlives_process=True)
+        steps.epoch(0, [0])
+        with _committing(steps, steps.decided(1, [1], [2])) as commit:
+            seen = commit.watched()
+        assert [rows for rows in seen if rows not in (None, [0], [0, 1, 2])] == [], "part of an epoch was visible"
+        assert [0] in seen, "no reader could look before the rows were visible"
+        unseen = seen.index([0, 1, 2]) if [0, 1, 2] in seen else len(seen)
+        for number, stops in ((2, unseen), (3, unseen + 1)):
+            before, rows = steps.visible(), [2 * number - 1, 2 * number]
+            order = steps.decided(number, rows[:1], rows[1:])
+            with _committing(steps, order) as commit:
+                commit.killed_at(stops)
+            # Its last request may still be under way: a server does not know yet that whoever sent it is dead.
+            is_moved = steps.marker(settled=True) == order.marker
+            assert steps.visible() == ([*before, *rows] if is_moved else before), f"the marker has moved: {is_moved}"
+            assert steps.commit(order) is (Outcome.ALREADY_COMMITTED if is_moved else Outcome.COMMITTED)
+            assert steps.visible() == [*before, *rows]
+            steps.sweep()
+            assert list(steps.target.residue()) == []
+
+    # ---- calls that fail ----
+
+    def test_what_can_not_be_asked_is_an_error_and_never_an_answer(self, steps: SinkSteps) -> None:
+        """Each call of status, alive and leftovers fails in turn: the verb raises, or answers what it answers without."""
+        only_if_target(steps, outlives_process=True)
+        steps.epoch(0, [1], [2])
+        order = steps.decided(1, [3], [4])
+        steps.target.lose(steps.owner, order.shares[1])
+        steps.decided(1, [5])
+        seen_from = Generation(steps.ledger, steps.generation().number + 1)
+        asking: dict[str, Sequence[Any]] = {
+            "status": [steps.owner],
+            "alive": [order],
+            "leftovers": [steps.owner, seen_from],
+        }
+        for verb, arguments in asking.items():
+            errors, sink = steps.target.client_errors, steps.sink()
+            right, *others = answer_of(sink_calls.asked_with_failures, sink, verb, arguments, errors, MANY_FAILURES)
+            assert right.raised is None
+            assert right.answer, f"{verb} has something to answer"
+            assert [asked.raised for asked in others if asked.raised], f"no call of {verb} could be made to fail"
+            wrong = [asked for asked in others if asked.raised is None and asked.answer != right.answer]
+            assert [(verb, asked.stops[-1], asked.answer) for asked in wrong] == []
+
+
+# ---- parts of tests ----
+
+
+class _Commit:
+    """In another process, which stops after each call; a reader in a thread of its own, which may have to wait for it."""
+
+    def __init__(self, steps: SinkSteps, other: OtherProcess, reader: ThreadPoolExecutor):
+        self._steps, self._other, self._reader = steps, other, reader
+        self._looking: Future[list[int]] | None = None
+
+    def watched(self) -> list[list[int] | None]:
+        """Let it come to its end; what a reader saw at each stop, or None if it had to wait."""
+        seen = []
+        while self._other.goes_on():
+            seen.append(self._look())
+            self._other.go_on()
+        return seen
+
+    def killed_at(self, stops: int) -> None:
+        """The first stop is 1; if there are less, it was killed when it was done."""
+        for _ in range(stops - 1):
+            if not self._other.goes_on():
+                return
+            self._other.go_on()
+        self._other.goes_on()
+        self._other.kill()
+
+    def _look(self) -> list[int] | None:
+        patience_s = 0.0
+        if self._looking is None:
+            self._looking, patience_s = self._reader.submit(self._steps.visible), PATIENCE_S
+        done, _ = wait([self._looking], patience_s)
+        if not done:
+            return None
+        rows, self._looking = self._looking.result(), None
+        return rows
+
+
+@contextmanager
+def _committing(steps: SinkSteps, order: CommitOrder[Any]) -> Iterator[_Commit]:
+    with (
+        ThreadPoolExecutor(1) as reader,
+        OtherProcess(
+            sink_calls.commit_with_stops, steps.sink(), order
+        ) as other,  # ends first: a reader may wait for it
+    ):
+        yield _Commit(steps, other, reader)
