@@ -1,4 +1,4 @@
-"""`make bench`, or `make bench TARGET=files`."""
+"""`make bench`, or `make bench TARGET=files`, or `TARGET=kafka`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import files
+from benchmarks import files, kafka
 
-TARGETS = {"files": files.run}
+TARGETS = {"files": files.run, "kafka": kafka.run}
 
 
 def main() -> int:

@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.application import Run, found_rows
-from benchmarks.report import median, plot, table, write_json
+from benchmarks.file_queries import SINKS, table_of
+from benchmarks.report import epoch_costs_ms, median, plot, table, write_json
+from benchmarks.rounds import FILES_PER_EPOCH, Size, interleaved
+from benchmarks.run import Run
 from benchmarks.session import Measured, Session, session
 
-CONTENDERS = ("parquet", "append", "twophase", "exactly_once")
 BESIDE = "parquet"
-FILES_PER_EPOCH = 2
-
-
-@dataclass(frozen=True)
-class Size:
-    rows: int
-    epochs: int
-
-    @property
-    def files(self) -> int:
-        return self.epochs * FILES_PER_EPOCH
 
 
 def run(out: Path, *, rows: int, repetitions: int) -> None:
@@ -39,8 +27,13 @@ def run(out: Path, *, rows: int, repetitions: int) -> None:
         for name, size in (("big", big), ("small", small), ("long", long)):
             write_input(folder / name, size)
         with session() as spark:
-            throughput = interleaved(spark, folder, "big", big, repetitions)
-            fixed = interleaved(spark, folder, "small", small, repetitions)
+
+            def rounds(name: str, size: Size) -> dict[str, list[Measured]]:
+                return interleaved(
+                    name, tuple(SINKS), lambda each: measure(spark, folder, name, size, each), repetitions
+                )
+
+            throughput, fixed = rounds("big", big), rounds("small", small)
             endurance = {name: once(spark, folder, "long", long, name) for name in ("parquet", "twophase")}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -48,10 +41,9 @@ def run(out: Path, *, rows: int, repetitions: int) -> None:
         f"\n{rows:,} rows in 4 epochs, {repetitions} runs each, the first dropped; Spark's own parquet sink is 1.00\n"
     )
     print(table(throughput, beside=BESIDE))
-    over = fixed_cost(fixed)
     print("\n1,000 rows an epoch: what an epoch costs over Spark's own parquet sink (median, ms)\n")
-    for name, cost_ms in over.items():
-        print(f"{name:<16}{cost_ms:>12.0f}")
+    for name in SINKS:
+        print(f"{name:<16}{median(epoch_costs_ms(fixed, name, over=BESIDE)):>12.0f}")
     print(
         "\n200 epochs of 1,000 rows: medians of the first and the last 50 epochs (ms), memory of all Python processes (MB)\n"
     )
@@ -59,7 +51,8 @@ def run(out: Path, *, rows: int, repetitions: int) -> None:
         epochs = f"{median(first.epoch_ms[10:60]):.0f} → {median(last.epoch_ms[-50:]):.0f} ms"
         print(f"{name:<16}{epochs:>20}{first.python_bytes / 1e6:>10.0f} → {last.python_bytes / 1e6:.0f} MB")
     write_json(out / "files.json", {"throughput": throughput, "fixed": fixed, "endurance": endurance})
-    plot(out / "files.png", throughput, f"{rows:,} rows of about 112 bytes into parquet files, 4 epochs, 2 cores")
+    title = f"{rows:,} rows of about 112 bytes into parquet files, 4 epochs, 2 cores"
+    plot(out / "files.png", {title: throughput})
     print(f"\n{out}/files.json, {out}/files.png")
 
 
@@ -88,19 +81,6 @@ def write_input(folder: Path, size: Size) -> None:
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
-def interleaved(spark: Session, folder: Path, name: str, size: Size, repetitions: int) -> dict[str, list[Measured]]:
-    """Every contender in every round, in turning order; the first round warms up and is dropped."""
-    results: dict[str, list[Measured]] = {contender: [] for contender in CONTENDERS}
-    for number in range(repetitions + 1):
-        turned = CONTENDERS[number % len(CONTENDERS) :] + CONTENDERS[: number % len(CONTENDERS)]
-        for contender in turned:
-            measured = measure(spark, folder, name, size, contender)
-            if number:
-                results[contender].append(measured)
-            print(f"{name} {number}/{repetitions} {contender:<14}{measured.rows_per_s:>12,.0f} rows/s", flush=True)
-    return results
-
-
 def once(spark: Session, folder: Path, name: str, size: Size, contender: str) -> tuple[Measured, Measured]:
     """A long run twice: the first says what memory was before the second."""
     first = measure(spark, folder, name, size, contender)
@@ -110,21 +90,15 @@ def once(spark: Session, folder: Path, name: str, size: Size, contender: str) ->
 
 def measure(spark: Session, folder: Path, name: str, size: Size, contender: str) -> Measured:
     place = folder / f"out-{contender}"
-    measured = spark.run(Run(contender, str(folder / name), str(place), FILES_PER_EPOCH))
-    found = found_rows(place / "table")
+    measured = spark.run(Run("files", contender, str(place), str(folder / name), FILES_PER_EPOCH))
+    found = found_rows(Path(table_of(str(place))))
     if (found, len(measured.epoch_ms)) != (size.rows, size.epochs):
         raise SystemExit(f"{contender} wrote {found:,} rows in {len(measured.epoch_ms)} epochs: not what it was given")
     shutil.rmtree(place)
     return measured
 
 
-def fixed_cost(results: Mapping[str, Sequence[Measured]]) -> dict[str, float]:
-    """Over Spark's own sink, an epoch: of runs side by side, the median epoch without the first ones; then the median."""
-
-    def epoch_ms(run: Measured) -> float:
-        return median(run.epoch_ms[2:])
-
-    return {
-        name: median([epoch_ms(a) - epoch_ms(b) for a, b in zip(runs, results[BESIDE], strict=True)])
-        for name, runs in results.items()
-    }
+def found_rows(table: Path) -> int:
+    """What is in a contender's table; a fast sink that loses rows is not fast."""
+    files = [path for path in table.rglob("*.parquet") if not path.name.startswith((".", "_"))]
+    return sum(pq.read_metadata(path).num_rows for path in files)

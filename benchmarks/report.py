@@ -17,7 +17,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half of the distance between the quartiles, as a part of the median."""
+    """Half of the distance between the quartiles, as a part of the median; of one run alone there is none."""
+    if len(values) < 2:
+        return 0.0
     low, _, high = statistics.quantiles(values, n=4)
     return (high - low) / 2 / median(values)
 
@@ -43,21 +45,37 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, default=lambda each: asdict(each)) + "\n")
 
 
-def plot(path: Path, results: Mapping[str, Sequence[Measured]], title: str) -> bool:
-    """A picture of rows/s, with every run as a dot; False if there is no matplotlib."""
+def epoch_costs_ms(results: Mapping[str, Sequence[Measured]], name: str, *, over: str) -> list[float]:
+    """What an epoch took longer, of runs side by side: the median epoch without the first one, which starts the workers."""
+
+    def epoch_ms(run: Measured) -> float:
+        return median(run.epoch_ms[1:])
+
+    return [epoch_ms(a) - epoch_ms(b) for a, b in zip(results[name], results[over], strict=True)]
+
+
+def plot(path: Path, panels: Mapping[str, Mapping[str, Sequence[Measured]]]) -> bool:
+    """A picture of rows/s, with every run as a dot, and a panel for each title; False if there is no matplotlib."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         return False
-    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.6 * len(results)))
-    for at, (_, runs) in enumerate(results.items()):
-        speeds = [run.rows_per_s / 1000 for run in runs]
-        axes.barh(at, median(speeds), height=0.55, color="#4477aa", alpha=0.6)
-        axes.plot(speeds, [at] * len(speeds), "o", color="#223344", markersize=4)
-    axes.set_yticks(range(len(results)), list(results))
-    axes.invert_yaxis()
-    axes.set_xlabel("thousand rows a second (bar: median, dots: runs)")
-    axes.set_title(title, fontsize=10)
+    counts = [len(results) for results in panels.values()]
+    figure, all_axes = plt.subplots(
+        len(panels),
+        figsize=(7, 0.8 * len(panels) + 0.6 * sum(counts)),
+        height_ratios=counts,
+        squeeze=False,
+    )
+    for axes, (title, results) in zip(all_axes[:, 0], panels.items(), strict=True):
+        for at, runs in enumerate(results.values()):
+            speeds = [run.rows_per_s / 1000 for run in runs]
+            axes.barh(at, median(speeds), height=0.55, color="#4477aa", alpha=0.6)
+            axes.plot(speeds, [at] * len(speeds), "o", color="#223344", markersize=4)
+        axes.set_yticks(range(len(results)), list(results))
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=10)
+    all_axes[-1, 0].set_xlabel("thousand rows a second (bar: median, dots: runs)")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.application import Run
+from benchmarks.run import Run
 from twophase.testing.child import kill_session, pids_of_session
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,8 @@ class Measured:
     epoch_ms: tuple[float, ...]
     python_bytes: int
     """Resident memory of all Python processes after the run."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """What the query itself has counted, if it does."""
 
     @property
     def rows_per_s(self) -> float:
@@ -39,6 +41,10 @@ class Measured:
     @property
     def cpu_us_per_row(self) -> float:
         return self.cpu_s * 1e6 / self.rows
+
+
+class Failed(Exception):
+    """A query failed; the application goes on."""
 
 
 class Session:
@@ -53,12 +59,15 @@ class Session:
         self._process.stdin.write(told.to_line() + "\n")
         self._process.stdin.flush()
         said = self._answer()
+        if "failed" in said:
+            raise Failed(f"{told.contender}: {said['failed']}")
         return Measured(
             rows=said["rows"],
             seconds=said["seconds"],
             cpu_s=self._cpu_s() - before,
             epoch_ms=tuple(said["epoch_ms"]),
             python_bytes=self._python_bytes(),
+            seen=said["seen"],
         )
 
     def _answer(self) -> dict[str, Any]:
@@ -93,10 +102,11 @@ class Session:
 
 
 @contextmanager
-def session() -> Iterator[Session]:
+def session(jars: Sequence[Path] = ()) -> Iterator[Session]:
+    """The application, with these jars beside Spark's own."""
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the session does
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.application"],
+        [sys.executable, "-m", "benchmarks.application", *map(str, jars)],
         cwd=ROOT,
         env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
         stdin=subprocess.PIPE,

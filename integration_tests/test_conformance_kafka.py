@@ -1,0 +1,15 @@
+"""KafkaSink keeps the contract, on a real broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration_tests.topics import TopicUnderTest
+from twophase.testing.servers.server import Server
+from twophase.testing.sink_suite import SinkSuite
+
+
+class TestKafkaSink(SinkSuite):
+    @pytest.fixture
+    def target(self, kafka_server: Server[str]) -> TopicUnderTest:
+        return TopicUnderTest(kafka_server.endpoint)

@@ -1,0 +1,1 @@
+"""Kafka: one transaction a task, ended by the driver."""
