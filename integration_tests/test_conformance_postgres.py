@@ -1,0 +1,21 @@
+"""PostgresSink keeps the contract, on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration_tests.postgres_tables import TableUnderTest, VersionsUnderTest
+from twophase.testing.servers.server import Server
+from twophase.testing.sink_suite import SinkSuite
+
+
+class TestPostgresSink(SinkSuite):
+    @pytest.fixture
+    def target(self, postgres_server: Server[str]) -> TableUnderTest:
+        return TableUnderTest(postgres_server.endpoint)
+
+
+class TestPostgresVersions(SinkSuite):
+    @pytest.fixture
+    def target(self, postgres_server: Server[str]) -> VersionsUnderTest:
+        return VersionsUnderTest(postgres_server.endpoint)

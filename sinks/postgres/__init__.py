@@ -1,0 +1,1 @@
+"""PostgresSink: rows in tables of PostgreSQL."""

@@ -1,0 +1,230 @@
+"""PostgresSink: rows in a table, exactly once. It is the two DBMS rows of the protocol, by the option `mode`:
+
+============  ==========================================================  =====================================================
+              `wal`                                                       `mvcc`
+============  ==========================================================  =====================================================
+start         –                                                           –
+pre-commit    rows are in a staging table of the attempt's own            rows are in the versions table, tagged, and invisible
+commit        one transaction moves them into the table, and the marker   one transaction moves the pointer
+abort         the staging table is dropped                                the attempt's rows are deleted
+============  ==========================================================  =====================================================
+
+The guarantee: a reader sees all rows of an epoch at once, and once, at any isolation level and whatever dies. With `wal`, several
+queries may write to a table side by side, and so may anybody else; with `mvcc`, the table is a view that one query owns. An older
+generation's tasks fail in the database itself, at the last statement before their commit.
+
+What it can't do. `wal`: the commit takes as long as an INSERT of the epoch's rows. A row that breaks a unique or foreign key, an
+exclusion constraint or a trigger, breaks it there, after the decision: the query then stops until the table is mended. Each task
+that has rows makes and drops a table. `mvcc`: nothing keeps rows unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from twophase.clients.postgres.database import Database
+from twophase.clients.postgres.dsn import Dsn
+from twophase.clients.postgres.table_name import BadName, TableName
+from twophase.errors import OptionError, ProtocolViolation
+from twophase.identity import Generation, Owner
+from twophase.options import key_of, option, parse
+from twophase.secret import Secret
+from twophase.sink import (
+    Capabilities,
+    CommitOrder,
+    Description,
+    Leftover,
+    Outcome,
+    Plan,
+    PreparedEpoch,
+    Sink,
+    Status,
+    TakeOver,
+    Task,
+)
+from twophase.sinks.postgres.mvcc import MvccMode, problem_with
+from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
+from twophase.sinks.postgres.upsert import Upsert
+from twophase.sinks.postgres.wal import WalMode
+
+FORMAT = "twophase-postgres"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresOptions:
+    """The options of `twophase-postgres`, for writing."""
+
+    dsn: Secret = option(
+        doc="The database, as libpq takes it: `postgresql://user@host:5432/database`, or `host=… dbname=…`. With a password in it, "
+        "give `env:NAME` or `file:PATH`."
+    )
+    table: str = option(
+        doc='The table that rows go to, as SQL names it: `orders`, `sales.orders`, `"Sales"."orders of 2026"`. Without a '
+        "schema it is in `public`."
+    )
+    mode: Literal["wal", "mvcc"] = option(
+        doc="How an epoch is committed: staged rows are moved into the table (`wal`), or a pointer to the newest version is moved, "
+        "and the table is a view (`mvcc`).",
+        default="wal",
+    )
+    write_mode: Literal["append", "upsert"] = option(
+        doc="What becomes of rows: they are added (`append`), or take the place of the row with the same key (`upsert`).",
+        default="append",
+    )
+    key_columns: tuple[str, ...] = option(
+        doc="For upserts: the columns by which a row is found. The table has a primary key or a unique index on exactly these.",
+        default=(),
+    )
+    delete_column: str | None = option(
+        doc="For upserts: a boolean column of the rows, which the table does not have. Where it is true, the row with that key is "
+        "deleted.",
+        default=None,
+    )
+    create_table: bool = option(
+        doc="Whether the table is created, from the columns of the rows, if it is not there.", default=False
+    )
+    lock_timeout_ms: int = option(
+        doc="How long to wait for a lock that somebody else holds.", default=30_000, minimum=100, maximum=2_147_483_647
+    )
+    request_timeout_ms: int = option(
+        doc="How long to try again while the server is gone, or starts.", default=60_000, minimum=0
+    )
+
+    def problems(self) -> Iterable[str]:
+        try:
+            name = TableName.parse(self.table)
+        except BadName as reason:
+            yield f"table {reason}"
+        else:
+            if self.mode == "mvcc" and (problem := problem_with(name)):
+                yield problem
+        if problem := Dsn(self.dsn).problem():
+            yield problem
+        if self.write_mode == "upsert" and self.mode == "mvcc":
+            yield "writeMode upsert is for mode wal"
+        if self.write_mode == "upsert" and not self.key_columns:
+            yield "keyColumns is required with writeMode upsert"
+        if self.write_mode == "append" and (self.key_columns or self.delete_column):
+            yield "keyColumns and deleteColumn are for writeMode upsert"
+        if len(set(self.key_columns)) < len(self.key_columns):
+            yield "keyColumns names a column twice"
+        if self.delete_column in self.key_columns:
+            yield "deleteColumn is one of keyColumns"
+
+    @property
+    def upsert(self) -> Upsert | None:
+        return Upsert(self.key_columns, self.delete_column or "") if self.write_mode == "upsert" else None
+
+
+class PostgresSink(Sink[PostgresHandle]):
+    """A table of a database.
+
+    Parameters
+    ----------
+    dsn:
+        The database, as libpq takes it; a `Secret` if it holds one: `Secret("env:ORDERS_DSN")`.
+    table:
+        As SQL names it.
+    mode, write_mode, key_columns, delete_column, create_table, lock_timeout_ms, request_timeout_ms:
+        As the options of `PostgresOptions`.
+    """
+
+    handle_type = PostgresHandle
+
+    def __init__(
+        self,
+        dsn: str | Secret,
+        table: str,
+        *,
+        mode: Literal["wal", "mvcc"] = "wal",
+        write_mode: Literal["append", "upsert"] = "append",
+        key_columns: Sequence[str] = (),
+        delete_column: str | None = None,
+        create_table: bool = False,
+        lock_timeout_ms: int = 30_000,
+        request_timeout_ms: int = 60_000,
+    ):
+        options = PostgresOptions(
+            dsn=dsn if isinstance(dsn, Secret) else Secret(dsn),
+            table=table,
+            mode=mode,
+            write_mode=write_mode,
+            key_columns=tuple(key_columns),
+            delete_column=delete_column,
+            create_table=create_table,
+            lock_timeout_ms=lock_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+        )
+        problems = [*options.problems()]
+        if problems:
+            raise OptionError("; ".join(problems), problems=problems)
+        self._set(options)
+
+    @classmethod
+    def from_options(cls, given: Mapping[str, str]) -> PostgresSink:
+        sink = cls.__new__(cls)
+        sink._set(parse(PostgresOptions, given))
+        return sink
+
+    def _set(self, options: PostgresOptions) -> None:
+        self._options = options
+        self._table = TableName.parse(options.table)
+        self._database = Database(Dsn(options.dsn), options.request_timeout_ms / 1000, options.lock_timeout_ms)
+        one_line, upserts = options.mode == "mvcc", options.upsert is not None
+        self.capabilities = Capabilities(atomic=True, several_owners=not one_line, upserts=upserts)
+        mode = MvccMode if one_line else WalMode
+        self._mode = mode(self._database, self._table, options.upsert, options.create_table)
+
+    @property
+    def target(self) -> str:
+        return f"postgres {self._database.dsn.place()} {self._table}"
+
+    def describe(self) -> Description | None:
+        dsn = self._database.dsn.public()
+        if dsn is None:
+            return None  # a literal secret must not be kept; without it nobody can connect
+        options = self._options
+        described = {"dsn": dsn, "table": str(self._table)}
+        for name in ("mode", "write_mode", "lock_timeout_ms", "request_timeout_ms"):
+            described[key_of(name)] = str(getattr(options, name))
+        if options.upsert is not None:
+            described["keyColumns"] = ",".join(options.key_columns)
+        if options.delete_column is not None:
+            described["deleteColumn"] = options.delete_column
+        return Description(FORMAT, described)
+
+    # ---- the verbs: each mode has its own ----
+
+    def fence(self, owner: Owner, generation: Generation) -> None:
+        self._mode.fence(owner, generation)
+
+    def prepare(self, prepared: PreparedEpoch) -> Plan:
+        if prepared.overwrite:
+            raise ProtocolViolation("this sink can't replace all that is in the table")
+        return self._mode.prepare(prepared)
+
+    def begin(self, plan: Plan, task: Task) -> PostgresTransaction:
+        return self._mode.begin(plan, task)
+
+    def alive(self, order: CommitOrder[PostgresHandle]) -> Mapping[int, str]:
+        return self._mode.alive(order)
+
+    def commit(self, order: CommitOrder[PostgresHandle]) -> Outcome:
+        return self._mode.commit(order)
+
+    def abort(self, owner: Owner, leftovers: Sequence[Leftover[PostgresHandle]]) -> None:
+        self._mode.abort(owner, leftovers)
+
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        return self._mode.status(owner, settled=settled)
+
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> list[Leftover[PostgresHandle]]:
+        return self._mode.leftovers(owner)
+
+    def take_over(self, order: TakeOver) -> None:
+        if not isinstance(self._mode, MvccMode):
+            super().take_over(order)
+        else:
+            self._mode.take_over(order)
