@@ -2,11 +2,11 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test check lint types borders format docs model crash-matrix bench demo clean venv java
+.PHONY: help test check lint types borders format docs model crash-matrix kafka-copy bench demo clean venv java
 
 ARGS ?=
 TARGET ?=
-EXTRAS ?= dev
+EXTRAS ?= dev,all
 
 # A checksum, and not the path itself: make can't handle a space in a path.
 HERE := $(shell pwd -P | cksum | cut -d ' ' -f 1)
@@ -23,11 +23,12 @@ PYTEST := "$(BIN)/python" -m pytest -o cache_dir="$(CACHE)/pytest"
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo 'ARGS="..." is passed on by test and model; EXTRAS=dev,all installs the vendor clients too.'
+	@echo 'ARGS="..." is passed on by test and model; EXTRAS=dev leaves the vendor clients out.'
 	@echo 'Environment and caches: $(CACHE)'
 
-test: venv ## run the tests; needs Java, no server
-	$(PYTEST) $(ARGS)
+# Two at a time: half of the tests wait for Spark to start. What shares a session or a server stays together.
+test: venv ## run the tests; needs Java, and starts the servers it needs
+	$(PYTEST) -n 3 --dist loadgroup $(ARGS)
 
 check: lint types borders ## run every check that is not a test of behaviour
 
@@ -49,16 +50,26 @@ format: venv ## mend style and format where ruff can
 docs: venv ## write docs/options.md anew from the option classes
 	@"$(BIN)/python" -m tools.options_page
 
-model: venv ## search the protocol's model to a larger bound
-	"$(BIN)/python" -m tests.model $(ARGS)
+model: venv ## search the protocol's model to a larger bound; goes on where it was stopped
+	"$(BIN)/python" -m tests.model --processes "$$(nproc 2> /dev/null || echo 2)" --journal "$(CACHE)/model" $(ARGS)
 
-crash-matrix: java venv ## kill real queries at every step of the protocol; about half an hour
-	$(PYTEST) -m crash_matrix integration_tests $(ARGS)
+CRASH_files := integration_tests.tables:FilesTarget
+CRASH_kafka := integration_tests.topics:KafkaTarget
+CRASH_postgres := integration_tests.postgres_tables:PostgresTarget
+CRASH_postgres-mvcc := integration_tests.postgres_tables:VersionsTarget
+CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc)
+
+crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=files for one target, ARGS="--cell NAME" for one step
+	"$(BIN)/python" -m twophase.testing.crash $(if $(TARGET),$(or $(CRASH_$(TARGET)),$(TARGET)),$(CRASH_ALL)) \
+		--json "$(CACHE)/crash-matrix.json" --page docs/reliability.md $(ARGS)
+
+kafka-copy: java venv ## copy a million records while drivers, executors and the broker are killed; ten minutes
+	"$(BIN)/python" -m integration_tests.kafka_copy $(ARGS)
 
 bench: java venv ## measure beside what people had before; TARGET=files for one target
 	"$(BIN)/python" -m benchmarks $(TARGET) --out "$(CACHE)/bench" $(ARGS)
 
-demo: java venv ## kill a pipeline four times, and count its rows; five to eight minutes
+demo: java venv ## kill a pipeline four times, and count its rows; about five minutes
 	@"$(BIN)/python" -m examples.demo
 
 clean: ## remove the environment and all caches of this checkout

@@ -23,6 +23,7 @@ What it can't do: what the function does beside `epoch.write` is its own affair,
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained, ours_in
 from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
 from twophase.connectors.stream_writer import epoch_number
+from twophase.connectors.worker_memory import set_aside_what_stays
 from twophase.coordinator import Coordinator
 from twophase.errors import NotCommitted, OptionError, ProtocolViolation
 from twophase.log import Log
@@ -157,6 +159,7 @@ class WriteTask:
                 task_id=context.taskAttemptId(),
                 now_ms=now_ms,
             )
+        set_aside_what_stays()
         yield pa.record_batch({"vote": [vote.to_text()]})
 
 
@@ -190,6 +193,16 @@ class ExactlyOnce:
                 problem = f"takeOver needs the sink's name too, here: takeOver={{name: {replaced!r}}}"
                 raise OptionError(problem, problems=[problem])
             replaced = dict.fromkeys(self.sinks, replaced)
+        problems = [
+            f"takeOver names {name!r}, which is no sink of this query" for name in replaced if name not in self.sinks
+        ]
+        problems += [
+            f"takeOver of {name!r} is {owner!r}: give the owner that the error names"
+            for name, owner in replaced.items()
+            if not isinstance(owner, str)
+        ]
+        if problems:
+            raise OptionError("; ".join(problems), problems=problems)
         return parse(QueryOptions, {key: value for key, value in self.given.items() if key != "takeover"}), replaced
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -200,12 +213,14 @@ class ExactlyOnce:
             options, take_over = self.parsed()
             options = dataclasses.replace(options, checkpoint_location=location)
             coordinator = Coordinator(query_of(options, self.sinks, take_over))
-            epoch = EpochWriter(coordinator, coordinator.prepare(number))
+            # Where the batch is written as it is, its columns are known by now, and judged before a take-over.
+            known = {SINK: arrow_schema(batch.schema)} if self.function is _write_as_it_is else None
+            epoch = EpochWriter(coordinator, coordinator.prepare(number, schemas=known))
         several = len(self.sinks) > 1
         if several:
             batch.persist()
         try:
-            self.function(batch, epoch)
+            _require_ran(self.function(batch, epoch), number)
             epoch.close()
             with explained(epoch=number):
                 epoch.require_done()
@@ -250,6 +265,19 @@ def exactly_once(function: EpochFunction | AnySink, /, **sinks: AnySink) -> Exac
             f"not a sink: {', '.join(strange)}" if strange else "exactly_once needs at least one sink, by name"
         )
     return ExactlyOnce(function, sinks)
+
+
+def _require_ran(returned: object, number: int) -> None:
+    """Nothing of a function with `async` or `yield` in it has run when it returns: its epoch would be committed without rows."""
+    if not (inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned)):
+        return
+    if inspect.iscoroutine(returned):
+        returned.close()  # or Python warns that nobody has awaited it
+    raise ProtocolViolation(
+        f"the function of exactly_once returned a {type(returned).__name__}, of which nothing has run: write it without async "
+        "and yield",
+        epoch=number,
+    )
 
 
 def _write_as_it_is(batch: DataFrame, epoch: EpochWriter) -> None:

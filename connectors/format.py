@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -56,7 +56,7 @@ class Format(DataSource):
         with explained(where=target.where):
             return prepared_writer(target, schema, overwrite=overwrite)
 
-    def reader(self, schema: StructType) -> NoReturn:
+    def reader(self, schema: StructType) -> DataSourceReader:
         raise self._only_streams("spark.readStream")
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:

@@ -7,11 +7,10 @@ an option beside what it did before; other formats do not look at it.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 from collections.abc import Mapping
 from typing import Any
-
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from twophase.errors import OptionError
 
@@ -19,19 +18,21 @@ _KEY = "twophase.partitionBy"
 _OPTION = "partitionBy"
 
 
-def carry_partition_by() -> None:
-    """From now on `partitionBy` tells our formats which columns it was given."""
-    original = DataStreamWriter.partitionBy
+def carry_partition_by(*, connect: bool) -> None:
+    """From now on `partitionBy` tells our formats which columns it was given; a session of Spark Connect has its own writer."""
+    module = "pyspark.sql.connect.streaming.readwriter" if connect else "pyspark.sql.streaming.readwriter"
+    writer: Any = importlib.import_module(module).DataStreamWriter
+    original = writer.partitionBy
     if getattr(original, "carries_columns", False):
         return
 
     @functools.wraps(original)
-    def partition_by(self: DataStreamWriter, *columns: Any) -> DataStreamWriter:
+    def partition_by(self: Any, *columns: Any) -> Any:
         names = columns[0] if len(columns) == 1 and isinstance(columns[0], list | tuple) else columns
         return original(self, *columns).option(_KEY, json.dumps(list(names)))
 
     partition_by.carries_columns = True  # type: ignore[attr-defined]
-    DataStreamWriter.partitionBy = partition_by  # type: ignore[method-assign]
+    writer.partitionBy = partition_by
 
 
 def with_partition_by(options: Mapping[str, str]) -> dict[str, str]:

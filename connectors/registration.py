@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-FORMATS = {"twophase-files": ("twophase.connectors.files", "FilesFormat")}
+FORMATS = {
+    "twophase-files": ("twophase.connectors.files", "FilesFormat"),
+    "twophase-kafka": ("twophase.connectors.kafka", "KafkaFormat"),
+    "twophase-postgres": ("twophase.connectors.postgres", "PostgresFormat"),
+}
 """Name → module and class; a module whose vendor client is not installed raises MissingExtra."""
 _VARIABLE = "PYSPARK_PYTHON"
 _IMPORTS = "import pyarrow, twophase.connectors"
@@ -32,8 +36,10 @@ def register(spark: SparkSession) -> list[str]:
 
     Also sees to it that Spark's Python workers run this Python, where nobody has said which one they should run.
     """
-    _see_to_workers(spark)
-    carry_partition_by()
+    connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    if not connect:  # there the workers are the server's, and so is what they run
+        _see_to_workers(spark)
+    carry_partition_by(connect=connect)
     registered = []
     for name, (module, format_class) in FORMATS.items():
         try:
@@ -48,8 +54,6 @@ def register(spark: SparkSession) -> list[str]:
 
 def _see_to_workers(spark: SparkSession) -> None:
     """Spark's workers run the `python3` of the PATH unless told otherwise, and that one may not have twophase."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        return  # the workers are the server's, and so is what they run
     context = spark.sparkContext
     if _is_chosen(context):
         _require_twophase(str(context.pythonExec))

@@ -25,6 +25,7 @@ from twophase.source import NO_LIMIT, Source
 from twophase.source import ReadLimit as SourceLimit
 
 AnySource = Source[Any]
+_NOT_BEGUN: dict[str, Any] = {}
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -35,6 +36,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
+        if self._source.start_moves:
+            # Spark does not log where the first epoch begins, and would ask again after a crash. So the first epoch is empty: its
+            # end, which is logged, is where the source begins.
+            return _NOT_BEGUN
         with explained():
             return _object(self._source.earliest())
 
@@ -44,6 +49,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         with explained():
+            if self._has_not_begun(start):
+                return _object(self._source.earliest())
             return _object(self._source.latest(_text(start), _source_limit(limit), until=self._until))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -54,6 +61,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _object(self._source.newest())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._has_not_begun(start):
+            return []
         with explained():
             return [InputPartition(split) for split in self._source.plan(_text(start), _text(end))]
 
@@ -64,6 +73,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         with explained():
             self._source.acknowledge(_text(end))
+
+    def _has_not_begun(self, start: dict[str, Any]) -> bool:
+        return self._source.start_moves and start == _NOT_BEGUN
 
 
 def _source_limit(limit: ReadLimit) -> SourceLimit:

@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained
 from twophase.connectors.query_options import KEYS, SINK, QueryOptions, now_ms, query_of
+from twophase.connectors.worker_memory import set_aside_what_stays
 from twophase.coordinator import Coordinator
 from twophase.errors import OptionError, ProtocolViolation
 from twophase.log import Log
@@ -90,6 +91,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 task_id=context.taskAttemptId(),
                 now_ms=now_ms,
             )
+        set_aside_what_stays()
         return VoteMessage(vote.to_text())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

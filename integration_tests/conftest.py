@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,21 +14,25 @@ from pyspark.sql import SparkSession
 
 import twophase
 from integration_tests.streams import Place
+from twophase.testing.quick_start import quick_start
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, those that share the session run in one, and those that share a server too."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "spark" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif any(name.endswith("_server") for name in fixtures):
+            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     require_java()
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Four tries a task, as on a cluster: local mode has one.
-    builder = (
-        SparkSession.builder.master("local[2,4]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.stopTimeout", "60s")
-    )
+    builder = quick_start(SparkSession.builder.master("local[2,4]")).config("spark.sql.streaming.stopTimeout", "60s")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         session = builder.getOrCreate()
@@ -45,3 +50,22 @@ def place(tmp_path: Path) -> Place:
 def require_java() -> None:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.fail("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME")
+
+
+@pytest.fixture(autouse=True)
+def _no_client_of_kafka_outlives_its_test() -> Iterator[None]:
+    yield
+    topics = sys.modules.get("integration_tests.topics")
+    if topics is not None:
+        topics.close_clients()
+
+
+@pytest.fixture(autouse=True)
+def _no_session_of_postgres_outlives_its_test() -> Iterator[None]:
+    yield
+    database = sys.modules.get("twophase.clients.postgres.database")
+    if database is not None:
+        database.close_idle()
+    tables = sys.modules.get("integration_tests.postgres_tables")
+    if tables is not None:
+        tables.close_sessions()

@@ -12,7 +12,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from integration_tests.crash.orders import Difference, compare, rows_of, write_orders
+from integration_tests.tables import compare, rows_of
+from twophase.testing.crash.orders import Difference, write_orders
 
 SCHEMA = "id bigint, name string, amount double"
 

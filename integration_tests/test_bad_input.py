@@ -17,16 +17,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import twophase
 from integration_tests.complaints import ROOT, sentence_in
-from integration_tests.crash.chain import residue_of
-from integration_tests.crash.orders import rows_of
-from integration_tests.crash.program import QueryDescription
-from integration_tests.crash.victim import TIMEOUT_S
 from integration_tests.streams import Place, failure_of, orders, run, write, write_by
+from integration_tests.tables import FILES, residue_of, rows_of
 from twophase import failpoints
 from twophase.connectors.for_each_batch import EpochWriter
 from twophase.failpoints import Fault, arm, trace
 from twophase.sinks import FilesSink
 from twophase.testing.child import running
+from twophase.testing.crash.program import QueryDescription
+from twophase.testing.crash.victim import TIMEOUT_S, command_of
 
 NOTHING_LOST = "Nothing of the epoch is visible in part, and nothing is lost"
 
@@ -189,8 +188,7 @@ def test_missing_rights_are_named_and_lose_nothing(spark: SparkSession, place: P
     place.add_orders(2)
     run(write(orders(spark, place), place))
     place.add_orders(2)
-    told = QueryDescription(input=str(place.input), table=str(place.table), checkpoint=str(place.checkpoint))
-    program = [sys.executable, "-m", "integration_tests.crash.program", told.to_argument()]
+    program = command_of(QueryDescription(FILES, str(place.root)))
     staging = place.root / ".table.twophase"
     owner = next(staging.glob("*/*"))
     owner.chmod(0o500)

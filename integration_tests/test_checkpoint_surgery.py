@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from integration_tests.crash.orders import rows_of, write_orders
 from integration_tests.streams import Place, failure_of, orders, run, write
+from integration_tests.tables import rows_of
+from twophase.testing.crash.orders import write_orders
 
 
 @pytest.fixture

@@ -12,13 +12,12 @@ import pyspark
 import pytest
 
 from integration_tests.conftest import require_java
-from integration_tests.crash.chain import residue_of
-from integration_tests.crash.orders import compare
-from integration_tests.crash.program import QueryDescription
-from integration_tests.crash.victim import run_to_the_end
 from integration_tests.streams import Place
+from integration_tests.tables import FILES, compare, residue_of
 from twophase.failpoints import VARIABLE, Hit, arm, trace
 from twophase.testing.child import Child
+from twophase.testing.crash.program import QueryDescription
+from twophase.testing.crash.victim import run_to_the_end
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 STARTS_WITHIN_S = 120.0
@@ -37,19 +36,18 @@ def described(
     place: Place, *, failpoints: Path, master: str, conf: Mapping[str, str] | None = None
 ) -> QueryDescription:
     return QueryDescription(
-        input=str(place.input),
-        table=str(place.table),
-        checkpoint=str(place.checkpoint),
+        FILES,
+        str(place.root),
         master=master,
         # The environment of a standalone cluster's executors is the worker's.
         conf={f"spark.executorEnv.{VARIABLE}": str(failpoints), **(conf or {})},
     )
 
 
-def run_on(told: QueryDescription, place: Place, failpoints: Path) -> list[Hit]:
+def run_on(told: QueryDescription, failpoints: Path) -> list[Hit]:
     """Run the query to its end; what its tasks were seen to do."""
     arm(failpoints)
-    result = run_to_the_end(told, place.root, failpoints=failpoints)
+    result = run_to_the_end(told, failpoints=failpoints)
     assert "error" not in result, result["error"]
     return [hit for hit in trace(failpoints) if hit.point.startswith("task.")]
 
@@ -96,7 +94,7 @@ def test_two_sinks_hold_every_row_once_in_a_local_cluster(place: Place, tmp_path
     told = described(place, failpoints=tmp_path / "failpoints", master="local-cluster[2,1,1024]")
     second = place.root / "second"
 
-    hits = run_on(replace(told, way="function", second=str(second)), place, tmp_path / "failpoints")
+    hits = run_on(replace(told, way="function"), tmp_path / "failpoints")
 
     assert len({hit.pid for hit in hits}) >= 2, "one worker did it all"
     assert not compare([i for i in place.ids if i % 2 == 0], place.table)
@@ -111,7 +109,7 @@ def test_a_table_holds_every_row_once_on_a_standalone_master_with_two_workers(
     place.add_orders(6)
     told = described(place, failpoints=tmp_path / "failpoints", master=master)
 
-    hits = run_on(told, place, tmp_path / "failpoints")
+    hits = run_on(told, tmp_path / "failpoints")
 
     assert {(hit.epoch, hit.slot) for hit in hits if hit.point == "task.pre_committed"} == {
         (epoch, slot) for epoch in range(3) for slot in range(2)
@@ -126,7 +124,7 @@ def test_a_twin_of_a_slow_task_doubles_nothing_and_leaves_nothing(place: Place, 
     place.add_orders(6)
     told = described(place, failpoints=tmp_path / "failpoints", master=master, conf=SPECULATION)
 
-    hits = run_on(replace(told, linger_s=60.0), place, tmp_path / "failpoints")
+    hits = run_on(replace(told, linger_s=60.0), tmp_path / "failpoints")
 
     twins = [hit.pid for hit in hits if (hit.point, hit.epoch, hit.slot) == ("task.begun", 1, 0)]
     assert len(set(twins)) >= 2, f"no twin ran: {hits}"

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from integration_tests.crash.chain import residue_of
-from integration_tests.crash.orders import compare, write_orders
-from integration_tests.crash.program import QueryDescription
-from integration_tests.crash.victim import TIMEOUT_S, run_to_the_end, victim
 from integration_tests.streams import Place, orders, run, write
+from integration_tests.tables import FILES, compare, residue_of
 from twophase.connectors.command_line import main
 from twophase.failpoints import Fault, arm
+from twophase.testing.crash.orders import write_orders
+from twophase.testing.crash.program import QueryDescription
+from twophase.testing.crash.victim import TIMEOUT_S, run_to_the_end, victim
 
 
 def said_by(*arguments: str) -> str:
@@ -80,11 +80,11 @@ def test_inspect_changes_nothing(spark: SparkSession, place: Place) -> None:
 
 @pytest.mark.timeout(600)
 def test_recover_settles_a_dead_query_so_that_nothing_is_left_to_do(tmp_path: Path) -> None:
-    told = QueryDescription(str(tmp_path / "input"), str(tmp_path / "table"), str(tmp_path / "checkpoint"))
-    expected = write_orders(Path(told.input), 4)
-    table, checkpoint, failpoints = Path(told.table), Path(told.checkpoint), tmp_path / "failpoints"
+    told = QueryDescription(FILES, str(tmp_path))
+    expected = write_orders(told.input, 4)
+    table, checkpoint, failpoints = tmp_path / "table", told.checkpoint, tmp_path / "failpoints"
     arm(failpoints, Fault("files.sealed", "pause", 2, timeout_s=300))
-    with victim(told, tmp_path, failpoints=failpoints) as driver:
+    with victim(told, failpoints=failpoints) as driver:
         driver.wait_for_hit(failpoints, "files.sealed", "pause", timeout_s=TIMEOUT_S)
         alive = inspected(checkpoint)
     dead = inspected(checkpoint)
@@ -100,7 +100,7 @@ def test_recover_settles_a_dead_query_so_that_nothing_is_left_to_do(tmp_path: Pa
     assert residue_of(table) == []
     assert inspected(checkpoint)["sinks"][0]["open"] is False
 
-    result = run_to_the_end(told, tmp_path)
+    result = run_to_the_end(told)
     assert "error" not in result, result["error"]
     assert not compare(expected, table)
 

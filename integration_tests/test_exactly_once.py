@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -15,10 +16,10 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 import twophase
-from integration_tests.crash.chain import residue_of
-from integration_tests.crash.orders import compare
 from integration_tests.streams import SCHEMA, Place, failure_of, orders, run, write, write_by
+from integration_tests.tables import compare, residue_of
 from twophase.connectors.for_each_batch import EpochWriter
+from twophase.errors import OptionError
 from twophase.sinks import FilesSink
 
 
@@ -203,12 +204,44 @@ def test_a_write_that_did_not_come_to_its_end_is_never_an_empty_epoch(
                     thread.join()
                 case _:
                     InheritableThread(target=_quietly, args=(epoch, slow)).start()
-                    time.sleep(0.05)
+                    _wait_for_job(spark)
 
     said = failure_of(write_by(twophase.exactly_once(careless, **sinks_of(place)), orders(spark, place), place))
 
     assert "failed or has not ended" in said
     assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
+
+
+def test_a_function_that_has_not_run_when_it_returns_is_refused(spark: SparkSession, place: Place) -> None:
+    place.add_orders(2)
+
+    async def later(batch: DataFrame, epoch: EpochWriter) -> None:
+        epoch.write("even", batch)
+
+    def lazily(batch: DataFrame, epoch: EpochWriter) -> Iterator[None]:
+        epoch.write("even", batch)
+        yield
+
+    for function, what in ((later, "coroutine"), (lazily, "generator")):
+        unrun: Any = function
+        said = failure_of(write_by(twophase.exactly_once(unrun, **sinks_of(place)), orders(spark, place), place))
+        assert f"returned a {what}, of which nothing has run" in said
+    assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
+
+
+def test_a_take_over_of_a_sink_that_is_not_there_is_a_wrong_option(place: Place) -> None:
+    with pytest.raises(OptionError) as caught:
+        twophase.exactly_once(split, **sinks_of(place)).options(takeOver={"evn": "somebody/sink", "odd": 5})
+
+    assert "takeOver names 'evn', which is no sink of this query" in str(caught.value)
+    assert "takeOver of 'odd' is 5" in str(caught.value)
+
+
+def _wait_for_job(spark: SparkSession) -> None:
+    deadline = time.monotonic() + 60
+    while not spark.sparkContext.statusTracker().getActiveJobsIds():
+        assert time.monotonic() < deadline, "the write was not begun"
+        time.sleep(0.01)
 
 
 def _quietly(epoch: EpochWriter, rows: DataFrame) -> None:

@@ -12,9 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import twophase
-from integration_tests.crash.chain import residue_of
-from integration_tests.crash.orders import compare
 from integration_tests.streams import SCHEMA, Place, failure_of, orders, run, write
+from integration_tests.tables import compare, residue_of
 
 
 def test_a_table_holds_every_row_once_and_one_folder_an_epoch(spark: SparkSession, place: Place) -> None:
@@ -100,15 +99,47 @@ def test_a_task_that_fails_and_is_retried_leaves_one_copy(spark: SparkSession, p
     assert residue_of(place.table) == []
 
 
+@pytest.mark.parametrize("by", ["", "third"], ids=["plain", "partitioned"])
+def test_spark_reads_every_committed_row_once_by_any_path(spark: SparkSession, place: Place, by: str) -> None:
+    place.add_orders(6)
+    rows = orders(spark, place).where("id >= 150").selectExpr("id", "nullif(CAST(id % 3 AS INT), 0) AS third")
+    run(write(rows, place, {"partitionBy": by} if by else {}))  # the first epoch has no rows, and some rows no third
+    table, deeper = str(place.table), "/*/*" if by else "/*"
+    from_base = spark.read.option("basePath", table)
+    recursive = spark.read.option("recursiveFileLookup", True)
+    with_columns = {
+        "the folder": spark.read.parquet(table),
+        "mergeSchema": spark.read.option("mergeSchema", True).parquet(table),
+        "SQL": spark.sql(f"SELECT * FROM parquet.`{table}`"),
+        "*": from_base.parquet(f"{table}/*"),
+        "epoch=*": from_base.parquet(f"{table}/epoch=*"),
+        "every file": from_base.parquet(f"{table}/*{deeper}"),
+    }
+    without = {
+        "every file": spark.read.parquet(f"{table}/*{deeper}"),
+        "recursive": recursive.parquet(table),
+        "recursive *": recursive.parquet(f"{table}/*"),
+        "recursive, every file": recursive.parquet(f"{table}/*{deeper}"),
+        "*/*": spark.read.parquet(f"{table}/*/*"),
+    }
+
+    wanted = sorted((i, i % 3 or None) for i in place.ids if i >= 150)
+    for way, found in with_columns.items():
+        assert sorted((row.id, row.third) for row in found.collect()) == wanted, way
+        assert dict(found.dtypes) == {"id": "bigint", "third": "int", "epoch": "int"}, way
+    for way, found in without.items():
+        assert sorted(row.id for row in found.collect()) == [i for i, _ in wanted], way
+
+
 def test_partition_by_of_the_writer_reaches_the_sink(spark: SparkSession, place: Place) -> None:
     """Spark drops it without a word for Python sinks: a pipeline would lose its partitioning by changing its format."""
     place.add_orders(2)
     rows = orders(spark, place).selectExpr("*", "id % 3 as third")
-    writer = rows.writeStream.format("twophase-files").partitionBy("third")
+    writer = rows.writeStream.format("twophase-files").partitionBy("THIRD")  # in any case, as Spark has it by default
 
     run(writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True).start(str(place.table)))
 
-    assert {path.name for path in place.table.glob("epoch=0/*/")} == {"third=0", "third=1", "third=2"}
+    assert {path.parent.name for path in place.table.glob("epoch=0/*/part-*")} == {"third=0", "third=1", "third=2"}
     assert not place.difference()
     assert spark.read.parquet(str(place.table)).where("third = id % 3").count() == len(place.ids)
 
@@ -153,7 +184,8 @@ def test_a_table_is_a_pyarrow_dataset_of_whole_epochs(spark: SparkSession, place
     assert sorted(data.to_table(columns=["id"])["id"].to_numpy()) == place.ids
 
 
-def test_every_type_comes_back_as_it_was_and_chains(spark: SparkSession, place: Place) -> None:
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+def test_every_type_comes_back_as_it_was_and_chains(spark: SparkSession, place: Place, file_format: str) -> None:
     place.add_orders(2)
     rows = orders(spark, place).selectExpr(
         "id",
@@ -170,13 +202,13 @@ def test_every_type_comes_back_as_it_was_and_chains(spark: SparkSession, place: 
         "named_struct('x', id, 'y', array(named_struct('z', amount))) as nested",
         "cast('NaN' as double) as nan",
     )
-    run(write(rows, place))
+    run(write(rows, place, {"fileFormat": file_format}))
     second = Place(place.root / "second")
     chained = spark.readStream.format("twophase-files").load(str(place.table))
     run(write(chained, second))
 
     expected = rows_as_batch(spark, place, rows).collect()
-    for table in (place.table, second.table):
+    for table in (place.table, second.table) if file_format == "parquet" else (second.table,):
         read = spark.read.parquet(str(table)).drop("epoch").orderBy("id")
         assert [str(row) for row in read.collect()] == [str(row) for row in expected]
         assert read.schema.simpleString() == chained.schema.simpleString()

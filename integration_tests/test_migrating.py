@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from integration_tests.crash.orders import rows_of
 from integration_tests.streams import Place, failure_of, orders, run, write, write_by
+from integration_tests.tables import rows_of
 from tests.markdown import blocks, section
 from twophase.connectors.command_line import main
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from integration_tests.crash.orders import compare, rows_of
 from integration_tests.streams import Place, failure_of, orders, run, write
+from integration_tests.tables import compare, rows_of
 from tests.markdown import blocks, section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 
 import twophase
 from integration_tests.complaints import ROOT, sentence_in
-from integration_tests.crash.program import QueryDescription
-from integration_tests.crash.victim import run_to_the_end
 from integration_tests.streams import SCHEMA, Place, failure_of, orders, run, write
+from integration_tests.tables import FILES
 from twophase.connectors.query_options import checkpoint_of
 from twophase.errors import OptionError
 from twophase.sinks import FilesSink
+from twophase.testing.crash.program import QueryDescription
+from twophase.testing.crash.victim import run_to_the_end
 
 REAL_TIME_CHECK = "spark.sql.streaming.realTimeMode.allowlistCheck"
 
@@ -103,6 +105,30 @@ def test_a_table_that_another_query_owns_is_refused_with_the_option_to_take_it_o
     assert "set the option takeOver to 'first/sink'" in sentence
     assert not filled.difference()
     assert filled.epochs() == [0]
+
+
+@pytest.mark.parametrize("by_format", [True, False], ids=["format", "foreachBatch"])
+def test_a_take_over_by_other_columns_is_refused_and_the_owner_goes_on(
+    spark: SparkSession, filled: Place, by_format: bool
+) -> None:
+    run(write(orders(spark, filled), filled, {"owner": "first"}))
+    other = orders(spark, filled).withColumn("amount", lit("text"))
+    assert dict(other.dtypes)["amount"] != dict(orders(spark, filled).dtypes)["amount"]
+    second = filled.root / "second"
+    if by_format:
+        settings = {"owner": "second", "takeOver": "first/sink", "checkpointLocation": str(second)}
+        said = failure_of(write(other, filled, settings))
+    else:
+        function = twophase.exactly_once(FilesSink(str(filled.table))).options(owner="second", takeOver="first/sink")
+        writer = other.writeStream.foreachBatch(function).option("checkpointLocation", str(second))
+        said = failure_of(writer.trigger(availableNow=True).start())
+
+    assert "the column 'amount' was" in sentence_in(said, "SCHEMA_MISMATCH")
+    assert filled.epochs() == [0]
+    filled.add_orders(2)
+    run(write(orders(spark, filled), filled, {"owner": "first"}))
+    assert filled.epochs() == [0, 1]
+    assert not filled.difference()
 
 
 # ---- triggers and output modes ----
@@ -294,8 +320,7 @@ def test_workers_that_nobody_told_what_to_run_run_the_drivers_python(
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PATH", f"{bare_python.parent}{os.pathsep}{os.environ['PATH']}")
 
-    told = QueryDescription(input=str(place.input), table=str(place.table), checkpoint=str(place.checkpoint))
-    result = run_to_the_end(told, place.root)
+    result = run_to_the_end(QueryDescription(FILES, str(place.root)))
 
     assert "error" not in result, result["error"]
     assert not place.difference()

