@@ -234,6 +234,25 @@ def test_ports_are_apart_from_those_of_clients_and_do_not_follow_a_seed() -> Non
     assert first != second
 
 
+def test_a_port_is_given_once_whoever_asks() -> None:
+    """Nobody listens on the ports that were given: only the claim keeps them apart."""
+    taken = set(free_ports(50))
+    tried = [*sorted(taken), *range(13_000, 13_100)]
+    program = f"""if True:
+        import random
+        from twophase.testing.servers.ports import free_ports
+        tried = iter({tried})
+        random.SystemRandom.choice = lambda self, candidates: next(tried)
+        print(free_ports(1)[0])
+    """
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=WITHIN_S, check=True
+    )
+
+    assert int(other.stdout) in set(range(13_000, 13_100)) - taken
+    assert not taken & set(free_ports(50))
+
+
 def fake_java(folder: Path, body: str) -> str:
     """A Java home whose java notes that it was called, and then does this; $folder is where the jars go."""
     script = folder / "home" / "bin" / "java"

@@ -168,7 +168,7 @@ class Consumer:
 
 def _judged(split: KafkaSplit, position: int, messages: Messages) -> tuple[int, Messages]:
     """Where the range stands after these, and those of them that are records of it."""
-    errors, offsets = messages.errors(), messages.offsets()
+    errors, offsets, begun = messages.errors(), messages.offsets(), position
     for code, offset in zip(errors[errors != 0].tolist(), offsets[errors != 0].tolist(), strict=True):
         if code == _END_OF_PARTITION:
             # It is said of an offset that the log does not reach yet, too, where a leader has just changed.
@@ -180,11 +180,11 @@ def _judged(split: KafkaSplit, position: int, messages: Messages) -> tuple[int, 
         if name in _NOWHERE:
             raise DataLost(f"{split.partition} is gone, with the offsets {position} to {split.end - 1}")
         raise explained(name, str(split.partition), needs=_reading(split))
-    if not (errors == 0).any():
-        return position, messages.where(errors == 0)
-    last = int(offsets[errors == 0][-1])
-    wanted = (errors == 0) & (offsets < split.end) & (offsets >= split.begin)
-    return max(position, last + 1), messages.where(wanted)
+    records = messages.where(errors == 0)
+    there = offsets[errors == 0]
+    # Each offset is taken once, going up: after a broker's restart the library was seen to give records again that it had given.
+    reached = np.maximum.accumulate(np.concatenate(([begun], there + 1)))
+    return max(position, int(reached[-1])), records.where((there >= reached[:-1]) & (there < split.end))
 
 
 def _lost(split: KafkaSplit, begin: int, end: int) -> str:

@@ -1,11 +1,21 @@
-"""Ports of the loopback address that a server can have, and have again after a restart."""
+"""Ports of the loopback address that a server can have, and have again after a restart.
+
+A port that nobody listens on yet is free for everybody who looks: between the choice and the start of a server another process may
+choose it too, and a proxy that got the port of its own server would connect to itself until no file can be opened. So a port that
+was given is claimed, by a lock on one byte of a file that all processes of a user share, until the process ends.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 import socket
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
+
+from twophase.testing.user_cache import cache
 
 LOOPBACK = "127.0.0.1"
 
@@ -17,7 +27,7 @@ _random = random.SystemRandom()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the system gives to clients.
+    """Ports that nobody listens on or has been given, below those that the system gives to clients.
 
     Any connection that is opened while a server is down could get one of the latter, and the server could not come back.
     """
@@ -26,7 +36,7 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     for _ in range(_TRIES):
         port = _random.choice(candidates)
-        if port not in found and _is_free(port):
+        if _is_free(port) and _claim(port):
             found.append(port)
             if len(found) == count:
                 return found
@@ -46,6 +56,36 @@ def why_unreachable(host: str, port: int, *, timeout_s: float = 5.0) -> str:
     except OSError as error:
         return f"{host}:{port}: {error}"
     return ""
+
+
+class _Claims:
+    """The ports that were given to one process. Locks are the process's, not the file's: a forked child has none of them."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.ports: set[int] = set()
+        cache().mkdir(parents=True, exist_ok=True)
+        # Never closed, which would let go of all locks.
+        self._file: IO[bytes] = open(cache() / "ports.lock", "ab")  # noqa: SIM115
+
+    def take(self, port: int) -> bool:
+        if port in self.ports:
+            return False
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except BlockingIOError:
+            return False
+        self.ports.add(port)
+        return True
+
+
+_claims: list[_Claims] = []
+
+
+def _claim(port: int) -> bool:
+    if not _claims or _claims[-1].pid != os.getpid():
+        _claims.append(_Claims())
+    return _claims[-1].take(port)
 
 
 def _is_free(port: int) -> bool:
