@@ -15,6 +15,8 @@ import psycopg
 import pyarrow as pa
 from pyarrow import types
 
+from twophase.identity import Owner
+from twophase.sink import Share
 from twophase.sinks.postgres.sink import PostgresSink
 from twophase.testing.arrow_columns import ARROW_COLUMNS
 from twophase.testing.crash.orders import Order
@@ -100,6 +102,12 @@ class TableUnderTest(SinkTarget):
     def residue(self) -> Sequence[str]:
         return staged_in(self.dsn, self.table)
 
+    def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
+        named = "SELECT staging FROM twophase.staged WHERE target = %s AND attempt = %s"
+        ((staging,),) = ask(self.dsn, named, self.table, str(share.attempt))
+        ask(self.dsn, f'DELETE FROM twophase."{staging}" WHERE ctid = (SELECT max(ctid) FROM twophase."{staging}")')
+        return True
+
     def typed_batch(self, column: pa.Array[Any]) -> pa.RecordBatch | None:
         self._typed = column.type
         return super().typed_batch(column)
@@ -110,6 +118,10 @@ class VersionsUnderTest(TableUnderTest):
 
     def sink(self) -> PostgresSink:
         return PostgresSink(self.dsn, self.table, mode="mvcc", create_table=True)
+
+    def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
+        """No: rows and the attempt's record are one transaction, on a table that outlives a crash. No commit counts them again."""
+        return False
 
     def residue(self) -> Sequence[str]:
         return hidden_in(self.dsn, self.table)

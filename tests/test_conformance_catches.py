@@ -42,7 +42,7 @@ class Heap(HeapUnderTest):
 
 
 class Orders(OrdersTable):
-    failpoints = ("files.sealed",)  # where the sink that commits in two steps can die
+    failpoints = ("sqlite.rows_shown",)  # where the sink that commits in two steps can die
 
     def __init__(self, folder: Path, kind: Callable[[str, str], AnySink]):
         super().__init__(folder)
@@ -106,6 +106,13 @@ SINKS_CAUGHT_BY = [
         names=("Orders", "orders"),
     ),
     mistake(sqlite_sinks.ComparesOutside, "two_that_commit_one_decision_at_once_show_it_once"),
+    mistake(
+        sqlite_sinks.ComparesOutsideQuickly,
+        "a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice",
+    ),
+    mistake(sqlite_sinks.LooksAtTheFirstShares, "the_last_of_a_thousand_shares_is_looked_at_as_the_first_is"),
+    mistake(sqlite_sinks.ListsTheFirstLeftovers, "the_last_of_a_thousand_shares_is_looked_at_as_the_first_is"),
+    mistake(sqlite_sinks.TakesAnyRowForAll, "a_share_that_has_lost_one_of_its_rows_is_dead"),
     mistake(sqlite_sinks.ByPosition, "columns_are_told_apart_by_their_names"),
     mistake(sqlite_sinks.DropsNewColumns, "a_column_that_a_later_epoch_adds_is_shown_or_refused"),
     mistake(sqlite_sinks.FoldsText, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="string"),
@@ -184,6 +191,11 @@ class NumbersOrigin(SourceOrigin):
         self.numbers.gone.add(unit)
         return f"unit {unit}"
 
+    def change(self, unit: int) -> bool:
+        self.numbers.units[unit] = [-value for value in self.numbers.units[unit]]
+        self.numbers.changed.add(unit)
+        return True
+
 
 class TestNumbers(SourceSuite):
     """Without a mistake."""
@@ -200,6 +212,7 @@ SOURCES_CAUGHT_BY = [
     mistake(sources.JumpsOverGaps, "what_vanished_is_named_and_never_jumped_over", unit=0),
     mistake(sources.LooksForGapsInFront, "what_vanished_is_named_and_never_jumped_over", unit=2),
     mistake(sources.LooksForGapsInFront, "what_vanished_is_named_and_never_jumped_over", unit=4),
+    mistake(sources.ReadsWhatLiesThereNow, "what_was_changed_where_it_lies_is_refused_or_read_as_it_was"),
     mistake(sources.ForgetsWhatItHasOffered, "nothing_is_forgotten_before_it_is_acknowledged"),
     mistake(sources.GivesEqualRowsOnce, "rows_that_are_equal_are_all_given"),
     mistake(sources.ReadsByTheNewestColumns, "each_unit_is_read_by_its_own_columns"),

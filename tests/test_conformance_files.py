@@ -67,6 +67,15 @@ class FilesUnderTest(SinkTarget):
         for name in share.handle.bytes:
             (generation / name).unlink()
 
+    def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
+        """A file is cut short, as by a full disk."""
+        folder = self.table.parent / f".{self.table.name}.twophase"
+        (generation,) = folder.glob(f"{owner}/*.{share.attempt.generation}*")
+        name, size = next(iter(share.handle.bytes.items()))
+        with open(generation / name, "rb+") as file:
+            file.truncate(size - 1)
+        return True
+
 
 class PartitionsUnderTest(FilesUnderTest):
     """The same in folders: a column beside the number says which."""

@@ -83,6 +83,10 @@ class FolderOrigin(SourceOrigin):
         (self.folder / f"f{unit:04}.parquet").unlink()
         return f"f{unit:04}.parquet"
 
+    def change(self, unit: int) -> bool:
+        drop(self.folder, f"f{unit:04}.parquet", rows_of([-1, -2]))
+        return True
+
 
 class TestTable(SourceSuite):
     @pytest.fixture

@@ -13,6 +13,8 @@ import pytest
 
 from examples.sqlite_sink import SqliteSink
 from tests.markdown import blocks, section
+from twophase.identity import Owner
+from twophase.sink import Share
 from twophase.testing.sink_suite import SinkSuite, SinkTarget
 
 
@@ -36,6 +38,11 @@ class OrdersTable(SinkTarget):
 
     def read(self) -> Sequence[dict[str, Any]]:
         return [{"value": value, "typed": typed} for value, typed in self.ask("SELECT * FROM orders ORDER BY rowid")]
+
+    def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
+        row = f"SELECT max(rowid) FROM orders_staged WHERE attempt_ = '{share.attempt}'"
+        self.ask(f"DELETE FROM orders_staged WHERE rowid = ({row})")
+        return True
 
     def residue(self) -> list[str]:
         if not self.ask("SELECT name FROM sqlite_master WHERE name = 'orders_staged'"):

@@ -22,6 +22,9 @@ Actions: *kill* is SIGKILL of the process. *raise* raises `InjectedFault`. *paus
 release names the point, and the hit number if it gives one; after ``timeout_s`` seconds (120 if the line has none) it
 raises `InjectedFault`.
 
+A sink of somebody else's has failpoints of its own by hitting them: any two words with a dot between them, the first of which is
+none of twophase's (`sqlite.inserted`). Ours are all in `POINTS`.
+
 The guarantee: a fault that fired is in the trace, so a test can refuse to pass if its fault never did. A malformed
 arming file raises ValueError at every hit: a typing error can't make a crash test pass by doing nothing.
 
@@ -86,7 +89,9 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "task.aborted": "The attempt has aborted its own share.",
     }
 )
-"""Every failpoint, and what is true when it is hit. A test keeps this and the calls of `hit` the same."""
+"""Every failpoint of twophase, and what is true when it is hit. A test keeps this and the calls of `hit` the same."""
+
+_OURS: Final = frozenset(point.partition(".")[0] for point in POINTS)
 
 Action = Literal["kill", "raise", "pause"]
 
@@ -115,8 +120,7 @@ class Fault:
     timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.point not in POINTS:
-            raise ValueError(f"there is no failpoint {self.point!r}")
+        require_point(self.point)
         if self.action not in get_args(Action):
             raise ValueError(f"there is no action {self.action!r}")
         if type(self.hit) is not int or self.hit < 1:
@@ -139,8 +143,15 @@ class Hit:
     time: float
 
 
+def require_point(name: str) -> None:
+    """ValueError if it can't be a failpoint: one of ours that is not declared, or no name of one."""
+    family, _, step = str(name).partition(".")  # as it stands in an arming file, it may be anything
+    if str(name) not in POINTS and (family in _OURS or not (family.isidentifier() and step.isidentifier())):
+        raise ValueError(f"there is no failpoint {name!r}")
+
+
 def hit(point: str, *, owner: str | None = None, epoch: int | None = None, slot: int | None = None) -> None:
-    """Say that the protocol is at `point`, one of `POINTS`, for this owner, epoch and slot where it has them."""
+    """Say that the protocol is at `point`, one of `POINTS` or of a sink's own, for this owner, epoch and slot where it has them."""
     if _path is None:
         return
     _reached(_path, point, owner, epoch, slot)
@@ -179,8 +190,10 @@ def trace(path: str | os.PathLike[str]) -> list[Hit]:
 def _reached(path: str, point: str, owner: str | None, epoch: int | None, slot: int | None) -> None:
     if not os.path.exists(path):
         return
-    if point not in POINTS:
-        raise ProtocolViolation(f"the failpoint {point!r} is not declared")
+    try:
+        require_point(point)
+    except ValueError as error:
+        raise ProtocolViolation(str(error)) from error
     with _locked(path) as trace_fd:
         try:
             with open(path, encoding="utf-8") as file:

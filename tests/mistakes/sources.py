@@ -20,6 +20,7 @@ class Numbers(Source[tuple[int, int]]):
     columns: list[list[str]] = field(default_factory=list)
     """Of each unit, in the order in which its values lie; all but `value` are noise."""
     gone: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
 
     def schema(self) -> pa.Schema:
         return pa.schema([("value", pa.int64())])
@@ -46,6 +47,8 @@ class Numbers(Source[tuple[int, int]]):
         for at in range(*split):
             if at in self.gone:
                 raise DataLost(f"unit {at} is gone")
+            if at in self.changed:
+                raise DataLost(f"unit {at} was changed")
             yield self.batch(self.stored(at, self.columns[at]))
 
     def acknowledge(self, end: str) -> None: ...
@@ -155,3 +158,9 @@ class GivesEqualRowsOnce(Numbers):
 class ReadsByTheNewestColumns(Numbers):
     def stored(self, at: int, columns: list[str]) -> list[int]:
         return super().stored(at, self.columns[-1])
+
+
+class ReadsWhatLiesThereNow(Numbers):
+    def read(self, split: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+        self.changed.clear()
+        return super().read(split)

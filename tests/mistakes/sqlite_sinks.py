@@ -59,7 +59,7 @@ class CommitsInTwoSteps(SqliteSink):
             for share in order.shares:
                 query = f"INSERT INTO {self.table} (value) SELECT value FROM {self.table}_staged WHERE attempt_ = ?"
                 database.execute(query, (str(share.attempt),))
-        failpoints.hit("files.sealed", owner=str(order.owner), epoch=order.epoch.number)
+        failpoints.hit("sqlite.rows_shown", owner=str(order.owner), epoch=order.epoch.number)
         with self.transaction() as database:
             for share in order.shares:
                 self.delete(database, str(order.owner), str(share.attempt))
@@ -205,11 +205,13 @@ class FoldsMarkers(SqliteSink):
 class ComparesOutside(SqliteSink):
     """The marker is compared in one transaction, and moved in another."""
 
+    pause_s = 0.05
+
     def commit(self, order: CommitOrder[SqliteHandle]) -> Outcome:
         with self.transaction() as database:
             if self._marker(database, order.owner) == order.marker:
                 return Outcome.ALREADY_COMMITTED
-        time.sleep(0.05)
+        time.sleep(self.pause_s)
         with self.transaction() as database:
             for share in order.shares:
                 query = f"INSERT INTO {self.table} (value) SELECT value FROM {self.table}_staged WHERE attempt_ = ?"
@@ -217,6 +219,31 @@ class ComparesOutside(SqliteSink):
             moved = (str(order.owner), str(order.epoch), str(order.decision))
             database.execute(f"INSERT OR REPLACE INTO {self.table}_markers VALUES (?, ?, ?)", moved)
         return Outcome.COMMITTED
+
+
+class ComparesOutsideQuickly(ComparesOutside):
+    """No race of two threads shows it: what is between the two transactions takes no time."""
+
+    pause_s = 0.0
+
+
+class LooksAtTheFirstShares(SqliteSink):
+    """At a page of them, as a client of a service gives it."""
+
+    def _lost(self, database: sqlite3.Connection, order: CommitOrder[SqliteHandle]) -> list[int]:
+        return super()._lost(database, replace(order, shares=order.shares[:50]))
+
+
+class ListsTheFirstLeftovers(SqliteSink):
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> list[Leftover[SqliteHandle]]:
+        return super().leftovers(owner, seen_from=seen_from)[:50]
+
+
+class TakesAnyRowForAll(SqliteSink):
+    def _lost(self, database: sqlite3.Connection, order: CommitOrder[SqliteHandle]) -> list[int]:
+        query = f"SELECT count(*) FROM {self.table}_staged WHERE owner_ = ? AND attempt_ = ?"
+        names = {share.slot: (str(order.owner), str(share.attempt)) for share in order.shares if share.handle.rows}
+        return [slot for slot, name in names.items() if not database.execute(query, name).fetchone()[0]]
 
 
 class ByPosition(SqliteSink):

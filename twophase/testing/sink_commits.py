@@ -179,6 +179,17 @@ class SinkCommits:
                 kept = {share.slot for share in order.shares} - lost
                 assert steps.visible() == sorted([1, *(slot + 2 for slot in kept)]), "what is not dead is committed"
 
+    def test_a_share_that_has_lost_one_of_its_rows_is_dead(self, steps: SinkSteps) -> None:
+        """Of the rows of a share all but one are there. Alive need not count rows; commit names the slot."""
+        order = steps.decided(0, [1], [2, 3, 4, 5])
+        if not steps.target.lose_a_row(steps.owner, order.shares[1]):
+            pytest.skip("by claim: this target can't lose a part of a share")
+        assert set(steps.sink().alive(order)) <= {1}
+        with pytest.raises(NotCommitted) as caught:
+            steps.commit(order)
+        assert 1 in caught.value.dead_slots
+        assert steps.visible() == ([] if steps.sink().capabilities.atomic else [1])
+
     def test_what_was_proven_dead_stays_dead(self, steps: SinkSteps) -> None:
         """A revision is built on the proof: the dead decision can't be committed before it, nor after it."""
         steps.epoch(0, [1])

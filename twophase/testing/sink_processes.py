@@ -25,6 +25,9 @@ from twophase.testing.sink_steps import SinkSteps
 
 PATIENCE_S = 5.0
 """How long a commit stands still for a reader. One that waits in turn for the commit (for a lock) sees nothing until it goes on."""
+OVERTAKES_WITHIN_S = 0.5
+"""How long the successor has for its commit before it is taken to wait for the one that stands still."""
+MANY_OVERTAKEN = 6
 MANY_FAILURES = 12
 """Of the places where a verb makes a call: so many are chosen, from the first to the last."""
 
@@ -101,6 +104,25 @@ class SinkProcesses:
             steps.sweep()
             assert list(steps.target.residue()) == []
 
+    def test_a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice(
+        self, steps: SinkSteps
+    ) -> None:
+        """Another process commits, and stands still after one of its calls, then after another. Each time the same decision is
+        committed here, by a successor that takes it for dead; then it goes on, and neither shows a row again."""
+        only_if(steps, atomic=True)
+        only_if_target(steps, outlives_process=True)
+        with _committing(steps, steps.decided(0, [0], [1])) as commit:
+            stops = commit.passes()
+        expected = [0, 1]
+        for number, stop in enumerate(range(1, stops + 1, -(-stops // MANY_OVERTAKEN)), start=1):
+            order = steps.decided(number, [2 * number], [2 * number + 1])
+            with _committing(steps, order) as commit:
+                outcomes = commit.overtaken_at(stop, order)
+            assert Outcome.COMMITTED in outcomes, outcomes
+            expected += [2 * number, 2 * number + 1]
+            assert steps.visible() == expected, f"overtaken at stop {stop} of {stops}"
+            assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+
     # ---- calls that fail ----
 
     def test_what_can_not_be_asked_is_an_error_and_never_an_answer(self, steps: SinkSteps) -> None:
@@ -143,6 +165,19 @@ class _Commit:
             seen.append(self._look())
             self._other.go_on()
         return seen
+
+    def passes(self) -> int:
+        """Let it come to its end; how many stops there were."""
+        return self._other.passes()
+
+    def overtaken_at(self, stops: int, order: CommitOrder[Any]) -> list[Outcome]:
+        """Let it stand still there while the order is committed here, and then go on; what both are told."""
+        stands = self._other.passes(stops - 1) == stops - 1 and self._other.goes_on()
+        successor = self._reader.submit(self._steps.commit, order)
+        wait([successor], OVERTAKES_WITHIN_S)
+        if stands:
+            self._other.passes()
+        return [self._other.answer, successor.result(PATIENCE_S)]
 
     def killed_at(self, stops: int) -> None:
         """The first stop is 1; if there are less, it was killed when it was done."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from twophase.errors import TwophaseError
+from twophase.errors import NotCommitted, TwophaseError
 from twophase.sink import Outcome
 from twophase.testing.arrow_columns import ARROW_COLUMNS, same_values
 from twophase.testing.sink_capabilities import only_if, only_if_target
@@ -45,6 +45,22 @@ class SinkRows:
         steps.epoch(1, [len(slots)], [len(slots) + 1])
         assert steps.visible() == list(range(len(slots) + 2))
         assert list(steps.target.residue()) == []
+
+    def test_the_last_of_a_thousand_shares_is_looked_at_as_the_first_is(self, steps: SinkSteps) -> None:
+        """As many again are staged: all are listed; the last is lost, which alive and commit say; nothing is left."""
+        steps.epoch(0, [0])
+        order = steps.decided(1, *([value] for value in range(1, 1 + steps.target.many_slots)))
+        assert steps.marks() >= {steps.sink().mark(share) for share in order.shares}
+        last = order.shares[-1]
+        steps.target.lose(steps.owner, last)
+        assert last.slot in steps.sink().alive(order)
+        with pytest.raises(NotCommitted) as caught:
+            steps.commit(order)
+        assert last.slot in caught.value.dead_slots
+        kept = [] if steps.sink().capabilities.atomic else list(range(1, last.slot + 1))
+        assert steps.visible() == [0, *kept]
+        steps.sweep()
+        assert (steps.visible(), list(steps.target.residue())) == ([0, *kept], [])
 
     def test_the_number_of_slots_may_change_from_epoch_to_epoch(self, steps: SinkSteps) -> None:
         """One slot, then four, then two: the newest markers are of the newest epoch, and nothing is lost."""

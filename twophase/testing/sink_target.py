@@ -77,6 +77,10 @@ class SinkTarget(ABC):
         """The column `typed`, in the order of the rows' numbers."""
         return [row[TYPED] for row in sorted(self.read(), key=lambda row: int(row[VALUE]))]
 
+    def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
+        """Destroy one of the rows that are staged for this share, and leave the others; False if the target can't lose a part."""
+        return False
+
     def lose(self, owner: Owner, share: Share[Any]) -> None:
         """Destroy what is staged for this share, as an expired transaction or a lost disk would.
 

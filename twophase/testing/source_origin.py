@@ -47,6 +47,10 @@ class SourceOrigin(ABC):
         """
         return False
 
+    def change(self, unit: int) -> bool:
+        """Change the rows of a unit where it lies, by its number, as somebody with an editor would; False if nobody can."""
+        return False
+
     def split_in(self, tasks: int) -> AnySource:
         """A source that splits a range into about so many tasks, if it can be told."""
         return self.source()

@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -251,6 +252,18 @@ class SourceReplays:
             assert name in str(caught.value)
         with pytest.raises(DataLost):
             list(itertools.chain.from_iterable(map(source.read, splits)))
+
+    def test_what_was_changed_where_it_lies_is_refused_or_read_as_it_was(self, full: SourceOrigin) -> None:
+        """A range is read, and then one of its units is edited: a replay gives the same rows, or DataLost; never other rows."""
+        source = full.source()
+        start = source.earliest()
+        end = source.latest(start)
+        assert sorted(rows_of(full, source, start, end)) == ALL
+        if not full.change(2):
+            pytest.skip("by claim: this is for origins whose units can be changed")
+        for each in (source, full.source()):
+            with suppress(DataLost):
+                assert sorted(rows_of(full, each, start, end)) == ALL
 
     def _followed(self, origin: SourceOrigin, limit: ReadLimit) -> Iterator[list[int]]:
         """What each range takes until there is nothing more; each by a source of its own."""

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from twophase.failpoints import POINTS
+from twophase.failpoints import require_point
 
 Course = Literal["format", "sink", "function", "take-over", "poison", "long"]
 """`format`, `sink` and `function` are ways to write (program.py). The others write by the format: a query that takes the target
@@ -34,8 +34,7 @@ class Kill:
     hit: int = 2
 
     def __post_init__(self) -> None:
-        if self.point not in POINTS:
-            raise ValueError(f"there is no failpoint {self.point!r}")
+        require_point(self.point)
         if self.hit < 1:
             raise ValueError(f"hits of {self.point} are counted from 1, not {self.hit}")
 
