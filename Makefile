@@ -26,9 +26,9 @@ help: ## say what can be made
 	@echo 'ARGS="..." is passed on by test and model; EXTRAS=dev leaves the vendor clients out.'
 	@echo 'Environment and caches: $(CACHE)'
 
-# Two at a time: half of the tests wait for Spark to start. What shares a session or a server stays together.
+# Three at a time on two cores: half of the tests wait for Spark to start. What shares a session or a server stays together: conftest.py.
 test: venv ## run the tests; needs Java, and starts the servers it needs
-	$(PYTEST) -n 3 --dist loadgroup $(ARGS)
+	$(PYTEST) -n 3 $(ARGS)
 
 check: lint types borders ## run every check that is not a test of behaviour
 

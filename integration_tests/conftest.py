@@ -17,17 +17,6 @@ from integration_tests.streams import Place
 from twophase.testing.quick_start import quick_start
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those that share the session run in one, and those that share a server too."""
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if "spark" in fixtures:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif any(name.endswith("_server") for name in fixtures):
-            item.add_marker(pytest.mark.xdist_group("servers"))
-
-
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     require_java()
