@@ -12,7 +12,6 @@ import os
 import random
 import socket
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 from twophase.testing.user_cache import cache
@@ -66,7 +65,7 @@ class _Claims:
         self.ports: set[int] = set()
         cache().mkdir(parents=True, exist_ok=True)
         # Never closed, which would let go of all locks.
-        self._file: IO[bytes] = open(cache() / "ports.lock", "ab")  # noqa: SIM115
+        self._file = os.open(cache() / "ports.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def take(self, port: int) -> bool:
         if port in self.ports:
