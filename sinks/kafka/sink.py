@@ -30,7 +30,7 @@ from functools import partial
 from twophase.clients.kafka import settings
 from twophase.clients.kafka.connections import control_of
 from twophase.clients.kafka.control import ControlClient, End, Listed, Pauses
-from twophase.errors import Fenced, NotCommitted, OptionError, OutcomeUnknown
+from twophase.errors import NotCommitted, OptionError, OutcomeUnknown
 from twophase.identity import Generation, Owner
 from twophase.options import PassThrough, key_of, option, parse
 from twophase.secret import Secret
@@ -54,6 +54,7 @@ from twophase.sinks.kafka.markers import MarkerPlace
 from twophase.sinks.kafka.preflight import Cluster, checked
 from twophase.sinks.kafka.transaction import KafkaHandle, KafkaTransaction, mark_of, parse_mark
 from twophase.sinks.kafka.transactional_id import TransactionalId, names_of
+from twophase.slot_markers import hidden, require_no_other
 
 FORMAT = "twophase-kafka"
 _IGNORED = ("includeHeaders",)
@@ -225,18 +226,17 @@ class KafkaSink(Sink[KafkaHandle]):
         timeout_ms, now_ms = self._options.transaction_timeout_ms, time.time_ns() // 1_000_000
         return {
             share.slot: why
-            for share in order.shares
-            if not _is_shown(share, markers.get(share.slot), order)
-            and (why := _ailment(share.handle, found.get(share.handle.transactional_id), timeout_ms, now_ms))
+            for share in hidden(order, markers)
+            if (why := _ailment(share.handle, found.get(share.handle.transactional_id), timeout_ms, now_ms))
         }
 
     def commit(self, order: CommitOrder[KafkaHandle]) -> Outcome:
         losers = self._losers(order)  # before the markers are read: see there
         markers = self._markers(order.owner, stable=False)
-        open_shares = [share for share in order.shares if not _is_shown(share, markers.get(share.slot), order)]
+        open_shares = hidden(order, markers)
         if not open_shares:
             return Outcome.ALREADY_COMMITTED
-        _refuse_if_overtaken(order, markers)
+        require_no_other(order, markers)
         refused = [share for share in open_shares if self._end(share.handle, commit=True) is End.REFUSED]
         for loser in losers:
             self._control().end(*loser, self._cluster().end_version, commit=False)
@@ -312,7 +312,7 @@ class KafkaSink(Sink[KafkaHandle]):
         were last used for has come to its end. (Not before all markers are stable: another attempt at a slot may be open.)"""
         self._control().wait_until_finished([share.handle.transactional_id for share in refused])
         markers = self._markers(order.owner, stable=False)
-        dead = [share for share in refused if not _is_shown(share, markers.get(share.slot), order)]
+        dead = [share for share in hidden(order, markers) if share in refused]
         if not dead:
             return
         self._refuse_if_forgotten(order, dead)
@@ -353,18 +353,17 @@ class KafkaSink(Sink[KafkaHandle]):
         pauses = Pauses()
         deadline = time.monotonic() + _SHOWN_WITHIN_S
         topics = sorted({topic for share in order.shares for topic in share.handle.topics})
-        while hidden := self._hidden(order):
+        while waiting := self._hidden(order):
             if time.monotonic() > deadline:
                 if finish_hanging(self._control(), self._names(order.owner), topics):
-                    hidden = self._hidden(order)
-                self._refuse_if_forgotten(order, hidden)
+                    waiting = self._hidden(order)
+                self._refuse_if_forgotten(order, waiting)
                 break
             pauses.take()
         finish_if_stuck(self._control(), self._names(order.owner), topics)
 
     def _hidden(self, order: CommitOrder[KafkaHandle]) -> list[Share[KafkaHandle]]:
-        markers = self._markers(order.owner, stable=False)
-        return [share for share in order.shares if not _is_shown(share, markers.get(share.slot), order)]
+        return hidden(order, self._markers(order.owner, stable=False))
 
     def _losers(self, order: CommitOrder[KafkaHandle]) -> list[tuple[str, int, int]]:
         """What other attempts of the order's generations have open: readers wait for it, and no decision can name it any more.
@@ -419,25 +418,6 @@ class KafkaSink(Sink[KafkaHandle]):
     @property
     def _patience_s(self) -> float:
         return self._options.request_timeout_ms / 1000
-
-
-def _is_shown(share: Share[KafkaHandle], marker: Marker | None, order: CommitOrder[KafkaHandle]) -> bool:
-    """Epochs commit in order: a marker at a later one says that this one is visible."""
-    if marker is None:
-        return False
-    return marker.by == str(share.attempt) or marker.epoch.number > order.epoch.number
-
-
-def _refuse_if_overtaken(order: CommitOrder[KafkaHandle], markers: Mapping[int, Marker]) -> None:
-    for share in order.shares:
-        marker = markers.get(share.slot)
-        if marker is not None and marker.epoch.number == order.epoch.number and marker.by != str(share.attempt):
-            raise Fenced(
-                f"slot {share.slot} of this epoch is visible already, by {marker.by}: another decision was committed",
-                owner=str(order.owner),
-                epoch=order.epoch.number,
-                slot=share.slot,
-            )
 
 
 def _ailment(handle: KafkaHandle, listed: Listed | None, timeout_ms: int, now_ms: int) -> str:

@@ -24,6 +24,7 @@ from twophase.sink import (
     Task,
     Transaction,
 )
+from twophase.slot_markers import hidden
 
 R = TypeVar("R")
 
@@ -147,13 +148,9 @@ class SlotSink(Sink[SlotHandle]):
         if all(finished):
             return Outcome.COMMITTED
         state = self._target.apply(look)
-        dead = []
-        for share, done in zip(order.shares, finished, strict=True):
-            marker = state.marker(order.owner, share.slot)
-            # Epochs commit in order: a marker at a later one says that this one is visible.
-            followed = marker is not None and marker.epoch.number > order.epoch.number
-            if not done and not followed and (marker is None or marker.by != str(share.attempt)):
-                dead.append(share.slot)
+        refused = [share for share, done in zip(order.shares, finished, strict=True) if not done]
+        markers = {slot: marker for slot, marker in state.markers if marker.owner == order.owner}
+        dead = [share.slot for share in hidden(order, markers) if share in refused]
         if dead:
             raise NotCommitted("expired", dead_slots=dead)
         return Outcome.ALREADY_COMMITTED
