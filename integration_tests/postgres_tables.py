@@ -78,7 +78,7 @@ class TableUnderTest(SinkTarget):
 
     fences = True
     arrow_types = frozenset(ARROW_COLUMNS) - {"null"}
-    failpoints = POINTS
+    failpoints: Sequence[str] = POINTS
     client_errors = (OSError, psycopg.OperationalError)
     many_slots = 120  # each is a table
     many_batches = 200
@@ -125,6 +125,36 @@ class VersionsUnderTest(TableUnderTest):
 
     def residue(self) -> Sequence[str]:
         return hidden_in(self.dsn, self.table)
+
+
+class PreparedUnderTest(TableUnderTest):
+    """The same in the mode xa: what is not visible are prepared transactions."""
+
+    fences = False  # a task that has asked, and has not prepared yet, comes through
+    failpoints = ("postgres.slot_committed",)
+    many_slots = 100  # the server has room for twice as many
+
+    def sink(self) -> PostgresSink:
+        return PostgresSink(self.dsn, self.table, mode="xa", create_table=True)
+
+    def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
+        """No: a prepared transaction is there, or it is not."""
+        return False
+
+    def residue(self) -> Sequence[str]:
+        return prepared_in(self.dsn, self.table)
+
+    def end(self) -> None:
+        """What a test has left on purpose would take the room of others."""
+        for gid in self.residue():
+            ask(self.dsn, f"ROLLBACK PREPARED '{gid}'")
+
+
+def prepared_in(dsn: str, table: str) -> list[str]:
+    """Transactions for this table that belong to no session, by their names."""
+    by_table = hashlib.sha256(table.encode()).hexdigest()[:12]
+    found = ask(dsn, "SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, %s)", f"twophase.{by_table}.")
+    return sorted(gid for (gid,) in found)
 
 
 def hidden_in(dsn: str, table: str) -> list[str]:
@@ -211,3 +241,18 @@ class VersionsTarget(PostgresTarget):
 
     def residue(self) -> Sequence[str]:
         return hidden_in(self.dsn, self.table)
+
+
+class PreparedTarget(PostgresTarget):
+    """The same, in the mode xa."""
+
+    title = "postgres-xa"
+    points: ClassVar[Sequence[str]] = ("postgres.slot_committed",)
+    atomic = False  # slots commit one after the other
+    fences = False
+
+    def options(self) -> Mapping[str, str]:
+        return {**super().options(), "mode": "xa"}
+
+    def residue(self) -> Sequence[str]:
+        return prepared_in(self.dsn, self.table)

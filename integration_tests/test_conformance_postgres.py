@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from integration_tests.postgres_tables import TableUnderTest, VersionsUnderTest
+from integration_tests.postgres_tables import PreparedUnderTest, TableUnderTest, VersionsUnderTest
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_suite import SinkSuite
 
@@ -19,3 +21,11 @@ class TestPostgresVersions(SinkSuite):
     @pytest.fixture
     def target(self, postgres_server: Server[str]) -> VersionsUnderTest:
         return VersionsUnderTest(postgres_server.endpoint)
+
+
+class TestPostgresPrepared(SinkSuite):
+    @pytest.fixture
+    def target(self, postgres_server: Server[str]) -> Iterator[PreparedUnderTest]:
+        target = PreparedUnderTest(postgres_server.endpoint)
+        yield target
+        target.end()

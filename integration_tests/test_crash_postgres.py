@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from integration_tests.postgres_tables import PostgresTarget, VersionsTarget
+from integration_tests.postgres_tables import PostgresTarget, PreparedTarget, VersionsTarget
 from integration_tests.tables import FilesTarget
 from twophase.failpoints import POINTS
 from twophase.testing.crash.cell import Cell
@@ -13,7 +13,9 @@ from twophase.testing.crash.run import run_cells
 
 
 def test_the_matrix_has_a_cell_for_every_failpoint_of_a_commit() -> None:
-    struck = {cell.kills[-1].point for target in (FilesTarget, PostgresTarget) for cell in cells(target)}
+    struck = {
+        cell.kills[-1].point for target in (FilesTarget, PostgresTarget, PreparedTarget) for cell in cells(target)
+    }
 
     assert struck == set(POINTS)
 
@@ -33,6 +35,11 @@ def test_every_row_is_there_once_when_the_driver_or_the_server_dies() -> None:
 @pytest.mark.timeout(900)
 def test_every_version_is_there_once_when_the_driver_dies_before_the_pointer_moves() -> None:
     check(VersionsTarget, [Cell.parse("postgres-mvcc/format/driver/postgres.inserted#2")])
+
+
+@pytest.mark.timeout(900)
+def test_every_row_is_there_once_when_the_driver_dies_between_two_prepared_transactions() -> None:
+    check(PreparedTarget, [Cell.parse("postgres-xa/format/driver/postgres.slot_committed#3")])
 
 
 def check(target: type[PostgresTarget], wanted: list[Cell]) -> None:

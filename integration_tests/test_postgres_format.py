@@ -37,7 +37,7 @@ def difference(place: Place, dsn: str, table: str) -> order_rows.Difference:
     return order_rows.compare(place.ids, [(row[0], row[1], row[2]) for row in found])
 
 
-@pytest.mark.parametrize("mode", ["wal", "mvcc"])
+@pytest.mark.parametrize("mode", ["wal", "mvcc", "xa"])
 def test_a_table_holds_every_row_once_over_restarts_and_replays(
     spark: SparkSession, place: Place, postgres_server: Server[str], table: str, mode: str
 ) -> None:

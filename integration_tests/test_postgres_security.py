@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from integration_tests.postgres_tables import TableUnderTest, ask, hidden_in
+from integration_tests.postgres_tables import TableUnderTest, ask, hidden_in, prepared_in
 from tests.markdown import blocks, section
 from twophase.clients.postgres.database import close_idle
 from twophase.clients.postgres.table_name import quoted
@@ -237,7 +237,18 @@ class SalesVersions(SalesOrders):
         return hidden_in(self.dsn, self.table)
 
 
+class SalesPrepared(SalesOrders):
+    """The same in the mode xa."""
+
+    def sink(self) -> PostgresSink:
+        return PostgresSink(self.as_role, self.table, mode="xa", request_timeout_ms=5_000)
+
+    def residue(self) -> list[str]:
+        return prepared_in(self.dsn, self.table)
+
+
 GRANTS = blocks(section(PAGE, "Rights"), "sql")[0].strip().splitlines()
+FOR_PREPARED = blocks(section(PAGE, "Prepared transactions: the mode xa"), "sql")[0].strip().splitlines()
 FOR_VERSIONS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[0].strip().splitlines()
 
 
@@ -279,6 +290,23 @@ def test_versions_need_exactly_the_documented_rights_too(secured_server: str, ro
         return
     an_epoch(steps)
     assert (steps.visible(), list(steps.target.residue())) == ([1], [])
+
+
+@pytest.mark.parametrize("without", [None, *range(len(FOR_PREPARED))])
+def test_prepared_transactions_need_exactly_the_documented_rights(
+    secured_server: str, role: str, without: int | None
+) -> None:
+    ask(secured_server, CREATE)
+    for at, grant in enumerate(FOR_PREPARED):
+        if at != without:
+            ask(secured_server, grant.replace("orders_query", role))
+    target = SalesPrepared(secured_server, dsn_of(secured_server, role))
+    if without is not None:
+        with pytest.raises(TargetUnavailable, match=r"lacks a right|may not create"):
+            an_epoch(SinkSteps(target))
+    else:
+        an_epoch(SinkSteps(target))
+    assert (target.values(), target.residue()) == ([] if without is not None else [1], [])
 
 
 @pytest.mark.parametrize("without", range(len(GRANTS)))

@@ -80,6 +80,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "postgres.locked": "The marker's row is locked and compared; the transaction that commits has changed nothing.",
         "postgres.inserted": "The epoch's rows are ready to be seen, by that transaction alone; the marker is where it was.",
         "postgres.committed": "Rows and marker are committed; staging tables, where there are some, are still there.",
+        "postgres.slot_committed": "One prepared transaction of the decision is committed; those of other slots may not be.",
         # executor
         "task.before_begin": "The task has checked the epoch's number; the target knows nothing of the attempt.",
         "task.begun": "The attempt's transaction is open, and empty.",

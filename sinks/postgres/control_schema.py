@@ -6,6 +6,7 @@
 `staged`           one row for each share that a task has voted for, with the name of its staging table, if it has rows
 `lines`            mode mvcc: the newest epoch that a table's readers see, and whose it is. Its row is the lock of that mode
 `attempts`         mode mvcc: one row for each share that is in a versions table and not visible; its number is on its rows
+`slots`            mode xa: one row for each share, in its transaction: as long as nobody sees the rows, nobody sees this one
 `layout`           the version of all this
 =================  =======================================================================================================
 
@@ -45,6 +46,9 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.attempts (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, target text NOT NULL, query text NOT NULL, sink text NOT NULL,
     attempt text NOT NULL, position bigint NOT NULL, slot integer NOT NULL, rows bigint NOT NULL,
     staged_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE IF NOT EXISTS {SCHEMA}.slots (
+    target text, owner text, slot integer, epoch bigint, attempt text, offsets text NOT NULL, base bigint NOT NULL,
+    rows bigint NOT NULL, PRIMARY KEY (target, owner, slot, epoch, attempt));
 CREATE INDEX IF NOT EXISTS attempts_by_target ON {SCHEMA}.attempts (target);
 INSERT INTO {SCHEMA}.layout VALUES ({LAYOUT}) ON CONFLICT DO NOTHING;
 """
@@ -130,10 +134,10 @@ def raise_generation(connection: Connection, place: Place, generation: Generatio
     require_newest(connection, place, generation)
 
 
-def require_newest(connection: Connection, place: Place, generation: Generation) -> None:
-    """Fenced if this generation was overtaken. The answer stays true until the transaction ends: a fence waits for it."""
+def require_newest(connection: Connection, place: Place, generation: Generation, *, lock: str = "FOR SHARE") -> None:
+    """Fenced if this generation was overtaken. With the lock the answer stays true until the transaction ends: a fence waits."""
     found = connection.execute(
-        f"SELECT generation FROM {SCHEMA}.generations WHERE (target, owner, ledger) = (%s, %s, %s) FOR SHARE",
+        f"SELECT generation FROM {SCHEMA}.generations WHERE (target, owner, ledger) = (%s, %s, %s) {lock}",
         (*place.names, generation.ledger),
     ).fetchone()
     if found is not None and found[0] > generation.number:

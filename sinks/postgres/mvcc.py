@@ -48,7 +48,7 @@ from twophase.sinks.postgres.binary_copy import Column
 from twophase.sinks.postgres.control_schema import SCHEMA, Place
 from twophase.sinks.postgres.line import DELETED, AttemptRow
 from twophase.sinks.postgres.table import Layout
-from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
+from twophase.sinks.postgres.transaction import FORGETTING, PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import Upsert
 
 R = TypeVar("R")
@@ -96,8 +96,9 @@ class VersionsTransaction(PostgresTransaction):
             )
         control_schema.require_newest(connection, self._place, self._task.attempt.generation)
 
-    def _forget(self, connection: Connection) -> None:
-        _delete(connection, self._place.table, [(self._place.owner, str(self._task.attempt))])
+    def _forget(self) -> None:
+        marks = [(self._place.owner, str(self._task.attempt))]
+        self._database.run(lambda connection: _delete(connection, self._place.table, marks), doing=FORGETTING)
 
     @property
     def _position(self) -> int:

@@ -1,21 +1,21 @@
-"""PostgresSink: rows in a table, exactly once. It is the two DBMS rows of the protocol, by the option `mode`:
+"""PostgresSink: rows in a table, exactly once, in one of three ways, by the option `mode`:
 
-============  ==========================================================  =====================================================
-              `wal`                                                       `mvcc`
-============  ==========================================================  =====================================================
-start         –                                                           –
-pre-commit    rows are in a staging table of the attempt's own            rows are in the versions table, tagged, and invisible
-commit        one transaction moves them into the table, and the marker   one transaction moves the pointer
-abort         the staging table is dropped                                the attempt's rows are deleted
-============  ==========================================================  =====================================================
+`wal`    A task stages its rows in a table of its own; one transaction moves those of all tasks, and the marker, into the table.
+         Abort drops the staging tables.
+`mvcc`   Rows go into a versions table, tagged, and no reader sees them; one transaction moves the pointer up to which readers do.
+         Abort deletes the rows.
+`xa`     Rows go into the table, in a transaction that its task prepares (PREPARE TRANSACTION) and the driver commits. Abort rolls
+         it back.
 
-The guarantee: a reader sees all rows of an epoch at once, and once, at any isolation level and whatever dies. With `wal`, several
-queries may write to a table side by side, and so may anybody else; with `mvcc`, the table is a view that one query owns. An older
-generation's tasks fail in the database itself, at the last statement before their commit.
+The guarantee: every row is there once, whatever dies. With `wal` and `mvcc`, a reader sees all rows of an epoch at once; with `xa`
+those of each task at once, one task after the other. With `wal` and `xa`, several queries may write to a table side by side, and so
+may anybody else; with `mvcc` the table is a view that one query owns. An older generation's tasks fail in the database itself, at
+the last statement before their commit; with `xa`, one that has asked and not yet prepared comes through, and is swept.
 
 What it can't do. `wal`: the commit takes as long as an INSERT of the epoch's rows. A row that breaks a unique or foreign key, an
 exclusion constraint or a trigger, breaks it there, after the decision: the query then stops until the table is mended. Each task
-that has rows makes and drops a table. `mvcc`: nothing keeps rows unique.
+that has rows makes and drops a table. `mvcc`: nothing keeps rows unique. `xa`: the server must have room for prepared transactions,
+which hold their locks, and keep VACUUM from what is newer, until somebody ends them: a query that is dead is recovered.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ from twophase.sinks.postgres.mvcc import MvccMode, problem_with
 from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import Upsert
 from twophase.sinks.postgres.wal import WalMode
+from twophase.sinks.postgres.xa import XaMode
 
 FORMAT = "twophase-postgres"
+_MODES: Mapping[str, type[WalMode] | type[MvccMode] | type[XaMode]] = {"wal": WalMode, "mvcc": MvccMode, "xa": XaMode}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +66,9 @@ class PostgresOptions:
         doc='The table that rows go to, as SQL names it: `orders`, `sales.orders`, `"Sales"."orders of 2026"`. Without a '
         "schema it is in `public`."
     )
-    mode: Literal["wal", "mvcc"] = option(
-        doc="How an epoch is committed: staged rows are moved into the table (`wal`), or a pointer to the newest version is moved, "
-        "and the table is a view (`mvcc`).",
+    mode: Literal["wal", "mvcc", "xa"] = option(
+        doc="How an epoch is committed: staged rows are moved into the table (`wal`); a pointer to the newest version is moved, "
+        "and the table is a view (`mvcc`); or transactions that tasks have prepared are committed (`xa`).",
         default="wal",
     )
     write_mode: Literal["append", "upsert"] = option(
@@ -102,7 +104,7 @@ class PostgresOptions:
                 yield problem
         if problem := Dsn(self.dsn).problem():
             yield problem
-        if self.write_mode == "upsert" and self.mode == "mvcc":
+        if self.write_mode == "upsert" and self.mode != "wal":
             yield "writeMode upsert is for mode wal"
         if self.write_mode == "upsert" and not self.key_columns:
             yield "keyColumns is required with writeMode upsert"
@@ -138,7 +140,7 @@ class PostgresSink(Sink[PostgresHandle]):
         dsn: str | Secret,
         table: str,
         *,
-        mode: Literal["wal", "mvcc"] = "wal",
+        mode: Literal["wal", "mvcc", "xa"] = "wal",
         write_mode: Literal["append", "upsert"] = "append",
         key_columns: Sequence[str] = (),
         delete_column: str | None = None,
@@ -172,9 +174,10 @@ class PostgresSink(Sink[PostgresHandle]):
         self._options = options
         self._table = TableName.parse(options.table)
         self._database = Database(Dsn(options.dsn), options.request_timeout_ms / 1000, options.lock_timeout_ms)
-        one_line, upserts = options.mode == "mvcc", options.upsert is not None
-        self.capabilities = Capabilities(atomic=True, several_owners=not one_line, upserts=upserts)
-        mode = MvccMode if one_line else WalMode
+        self.capabilities = Capabilities(
+            atomic=options.mode != "xa", several_owners=options.mode != "mvcc", upserts=options.upsert is not None
+        )
+        mode = _MODES[options.mode]
         self._mode = mode(self._database, self._table, options.upsert, options.create_table)
 
     @property

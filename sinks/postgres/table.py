@@ -129,6 +129,21 @@ def look_up(connection: Connection, table: TableName) -> int | None:
     return int(oid)
 
 
+def prepared(
+    connection: Connection, name: TableName, schema: pa.Schema, upsert: Upsert | None, *, create_it: bool
+) -> Layout:
+    """How rows of this schema are written to the table, which is created if it is not there and may be."""
+    oid = look_up(connection, name)
+    if oid is None and create_it:
+        create(connection, name, schema, upsert)
+        oid = look_up(connection, name)
+    if oid is None:
+        raise TargetUnavailable(f"there is no table {name}: create it, or set createTable to true")
+    layout = layout_for(connection, name, oid, schema, upsert)
+    require_rights(connection, name, oid, layout)
+    return layout
+
+
 def columns_sql(table: TableName, schema: pa.Schema) -> list[str]:
     """The columns of a new table, one each."""
     problems = [*_bad_names(schema), *(_unheld(field) for field in schema if sql_type(field.type) is None)]

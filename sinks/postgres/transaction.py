@@ -27,6 +27,7 @@ from twophase.sinks.postgres.table import Layout, TableColumn
 from twophase.sinks.postgres.upsert import Upsert
 
 _DOING = "staging rows"
+FORGETTING = "dropping a share"
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,12 @@ class PostgresTransaction(Transaction[PostgresHandle]):
     def _register(self, connection: Connection) -> None:
         """Say that the share is whole; refuse if it comes too late. The last statements before the commit."""
 
+    def _vote(self, connection: Connection) -> None:
+        """Make durable what is registered."""
+        connection.commit()
+
     @abstractmethod
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self) -> None:
         """Delete what was voted for."""
 
     # ---- the verbs ----
@@ -114,7 +119,7 @@ class PostgresTransaction(Transaction[PostgresHandle]):
     def abort(self) -> None:
         self._drop()
         if self._is_over:
-            self._database.run(self._forget, doing="dropping a share")
+            self._forget()
 
     def __del__(self) -> None:
         # Whoever forgets it has given it up: the server must not wait for a session that nobody will use again.
@@ -132,7 +137,7 @@ class PostgresTransaction(Transaction[PostgresHandle]):
             self._copy.write(binary_copy.TRAILER)
             self._copying.close()
         self._register(connection)
-        connection.commit()
+        self._vote(connection)
         self._drop()
 
     def _stream(self) -> psycopg.Copy:

@@ -22,7 +22,7 @@ from twophase import failpoints
 from twophase.clients.postgres.database import Connection, Database
 from twophase.clients.postgres.refusals import in_doubt, unknown
 from twophase.clients.postgres.table_name import TableName, quoted
-from twophase.errors import Fenced, NotCommitted, TargetUnavailable, TwophaseError
+from twophase.errors import Fenced, NotCommitted, TwophaseError
 from twophase.identity import Generation, Owner
 from twophase.log import Log
 from twophase.sink import WHOLE, CommitOrder, Leftover, Marker, Outcome, Plan, PreparedEpoch, Share, Status, Task
@@ -30,7 +30,7 @@ from twophase.sinks.postgres import control_schema, table
 from twophase.sinks.postgres.binary_copy import Column
 from twophase.sinks.postgres.control_schema import SCHEMA, Place, StagedRow, staging_name
 from twophase.sinks.postgres.table import Layout
-from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
+from twophase.sinks.postgres.transaction import FORGETTING, PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import ORDINAL, Upsert
 
 R = TypeVar("R")
@@ -61,8 +61,9 @@ class StagingTransaction(PostgresTransaction):
         control_schema.register(connection, self._place, row)
         control_schema.require_newest(connection, self._place, attempt.generation)
 
-    def _forget(self, connection: Connection) -> None:
-        control_schema.drop_staged(connection, self._place, [str(self._task.attempt)])
+    def _forget(self) -> None:
+        drop = partial(control_schema.drop_staged, place=self._place, attempts=[str(self._task.attempt)])
+        self._database.run(drop, doing=FORGETTING)
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,12 @@ class WalMode:
         self.database.run(work, doing=f"fencing older generations in the schema {SCHEMA}")
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
-        schema, upsert = prepared.schema, self.upsert
-        if schema is None:
+        if prepared.schema is None:
             return Plan(prepared)
-
-        def work(connection: Connection) -> Layout:
-            oid = table.look_up(connection, self.table)
-            if oid is None and self.create_table:
-                table.create(connection, self.table, schema, upsert)
-                oid = table.look_up(connection, self.table)
-            if oid is None:
-                raise TargetUnavailable(f"there is no table {self.table}: create it, or set createTable to true")
-            layout = table.layout_for(connection, self.table, oid, schema, upsert)
-            table.require_rights(connection, self.table, oid, layout)
-            return layout
-
-        layout = self.database.run(work, doing=f"looking at the table {self.table}")
+        look = partial(
+            table.prepared, name=self.table, schema=prepared.schema, upsert=self.upsert, create_it=self.create_table
+        )
+        layout = self.database.run(look, doing=f"looking at the table {self.table}")
         return Plan(prepared, layout.to_details())
 
     # ---- tasks ----

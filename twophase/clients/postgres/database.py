@@ -78,6 +78,18 @@ class Database:
 
         return self._patiently(attempt, doing, explain)
 
+    def run_alone(self, work: Callable[[Connection], R], *, doing: str, explain: Explain = explained) -> R:
+        """The same without a transaction around it, for statements that can't be in one: each is one of its own."""
+
+        def attempt(is_first: bool) -> R:
+            with self._session(fresh=not is_first) as connection:
+                connection.autocommit = True
+                result = work(connection)
+                connection.autocommit = False
+                return result
+
+        return self._patiently(attempt, doing, explain)
+
     def explained(self, error: psycopg.Error, doing: str, explain: Explain = explained) -> TwophaseError:
         """Our error for this one, with no secret in it; not chained to it, since it may have some."""
         ours = explain(error, doing)
@@ -122,7 +134,9 @@ class Database:
         try:
             yield connection
         finally:
-            whole = connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+            # One that an error has left to commit by itself is not whole either.
+            is_idle = connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+            whole = is_idle and not connection.autocommit
             if not (whole and _idle.setdefault(key, connection) is connection):
                 connection.close()
 
