@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +13,7 @@ import pytest
 from twophase.failpoints import POINTS, VARIABLE, Hit
 from twophase.query import AnySink
 from twophase.testing.class_archive import without_failpoints
+from twophase.testing.crash import chain, company
 from twophase.testing.crash.__main__ import main
 from twophase.testing.crash.cell import Cell, Kill
 from twophase.testing.crash.chain import Verdict, links_of
@@ -23,6 +25,34 @@ from twophase.testing.crash.report import Findings, as_json, cells_on, from_json
 from twophase.testing.crash.run import LONGEST_CHAIN, groups, run_cells
 from twophase.testing.crash.target import CrashTarget, Surroundings, load, path_of
 from twophase.testing.crash.victim import require_own
+
+
+class Sleeper:
+    """A driver that is said to have come to its step, and ends as a test says."""
+
+    def __init__(self, said: Mapping[str, str]):
+        self.said = said
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+    def result(self, timeout_s: float) -> Mapping[str, str]:
+        return self.said
+
+
+class Undead:
+    """A server that is killed, and runs on."""
+
+    def __init__(self, ended: Sequence[str]):
+        self._ended = ended
+
+    def kill(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def ended(self) -> Sequence[str]:
+        return self._ended
 
 
 class Shelf(CrashTarget):
@@ -265,3 +295,72 @@ def test_a_wrong_name_on_the_command_line_is_one_sentence(
         main(words)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+# ---- what is not a pass ----
+
+
+@pytest.fixture
+def without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueryDescription:
+    """Every victim comes to its step, and no query is run."""
+
+    @contextmanager
+    def victim(*_: object, **__: object) -> Iterator[Sleeper]:
+        yield Sleeper({"error": "[FENCED] another driver has come"})
+
+    @contextmanager
+    def readers_of(*_: object) -> Iterator[list[PollingReader]]:
+        yield []
+
+    hit = Hit("decide.published", 2, 1, None, None, None, "pause", 0.0)
+    for module in (chain, company):
+        monkeypatch.setattr(module, "victim", victim)
+        monkeypatch.setattr(module, "readers_of", readers_of)
+        monkeypatch.setattr(module, "stand_at", lambda *_: hit)
+        monkeypatch.setattr(module, "finish", lambda *_, **__: None)
+    monkeypatch.setattr(company, "check_rows", lambda *_, **__: None)
+    return QueryDescription(path_of(Shelf), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ({"error": "[FENCED] another driver has come"}, True),
+        ({"error": "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log"}, True),
+        ({"error": "java.lang.OutOfMemoryError: Java heap space"}, False),
+        ({"epochs": "3"}, False),
+    ],
+)
+def test_a_driver_that_slept_must_be_refused_and_not_only_fail(
+    without_spark: QueryDescription, monkeypatch: pytest.MonkeyPatch, said: Mapping[str, str], passes: bool
+) -> None:
+    @contextmanager
+    def victim(*_: object, **__: object) -> Iterator[Sleeper]:
+        yield Sleeper(said)
+
+    monkeypatch.setattr(company, "victim", victim)
+    verdict = company.run_zombie(without_spark, Cell.parse("shelf/format/zombie/decide.published#2"))
+    assert (verdict.fired, verdict.passed) == (True, passes)
+
+
+@pytest.mark.parametrize("ended", [["broker"], []], ids=["killed", "not killed"])
+def test_a_server_that_was_not_killed_is_no_pass(without_spark: QueryDescription, ended: list[str]) -> None:
+    verdict = company.run_server(
+        without_spark, Cell.parse("shelf/format/server:broker/decide.published#2"), Undead(ended)
+    )
+    assert verdict.passed is bool(ended)
+
+
+def test_no_cell_of_a_chain_has_passed_whose_end_is_wrong(
+    without_spark: QueryDescription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left behind may be the first one's doing, and a later run would leave out what has passed."""
+
+    def finish(*_: object, **__: object) -> None:
+        raise AssertionError("left behind: a folder")
+
+    monkeypatch.setattr(chain, "finish", finish)
+    points = ("prepare.swept", "decide.published", "commit.done")
+    verdicts = chain.run_chain(without_spark, [Cell.parse(f"shelf/format/driver/{point}#2") for point in points])
+    assert [verdict.cell.kills[-1].point for verdict in verdicts] == list(points)
+    assert [verdict.passed for verdict in verdicts] == [False] * 3

@@ -98,9 +98,8 @@ def _report(findings: list[Findings], told: argparse.Namespace, *, whole: bool) 
     ran = sum(len(each.verdicts) for each in findings)
     if told.page and whole:
         record = told.page.with_suffix(".json")
-        known = merged(_read(record), findings)
-        write(record, as_json(known))
-        write(told.page, page(known))
+        write(record, as_json(merged(_read(record), findings)))
+        write(told.page, page(_read(record)))  # by what the record says, which is rounded
     for verdict in failures:
         print(f"\n{line_of(verdict)}\n        again: --cell '{verdict.cell}'")
     print(f"\n{ran - len(failures)} passed, {len(failures)} failed")

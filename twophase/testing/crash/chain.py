@@ -82,7 +82,7 @@ def check_rows(told: QueryDescription, expected: Sequence[int], *, residue: bool
         wanted = takes(target.name, told.way)
         difference = compare([number for number in expected if wanted(number)], target.read())
         assert not difference, f"{target.name}: {difference}"
-        left = target.residue() if residue else []
+        left = list(target.residue()) if residue else []
         assert left == [], f"{target.name}: left behind: {left}"
 
 
@@ -117,9 +117,16 @@ def run_chain(told: QueryDescription, cells: Sequence[Cell]) -> list[Verdict]:
             _recovered(verdicts, failpoints, began)
             look(readers, "at the end")
     except AssertionError as error:
-        verdicts = [verdict for verdict in verdicts if verdict.cell != cell]
-        verdicts.append(Verdict(cell, fired, error=str(error)))
+        return failed(verdicts, cells, cell, fired, str(error))
     return verdicts
+
+
+def failed(verdicts: Sequence[Verdict], cells: Sequence[Cell], cell: Cell, fired: bool, error: str) -> list[Verdict]:
+    """The verdicts when something was wrong at this cell. At the end of all it may be any one's doing: then none has passed."""
+    if len(verdicts) == len(cells):
+        alone = "" if len(cells) == 1 else " (found at the end of a chain: run each of its cells alone)"
+        return [replace(verdict, error=f"{error}{alone}") for verdict in verdicts]
+    return [*(verdict for verdict in verdicts if verdict.cell != cell), Verdict(cell, fired, error=error)]
 
 
 def links_of(cells: Sequence[Cell]) -> list[tuple[Cell, Kill]]:

@@ -21,6 +21,9 @@ class Killable(Protocol):
 
     def restart(self) -> None: ...
 
+    def ended(self) -> Sequence[str]:
+        """The parts that do not run: after `kill`, some."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
