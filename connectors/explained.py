@@ -23,6 +23,8 @@ _CURES = {
     errno.EDQUOT: "the disk quota is used up: free some space",
     errno.ENOENT: "a folder that has to exist is gone: restore it",
     errno.ENOTDIR: "a file is where a folder should be: move it away, or use another path",
+    errno.ENAMETOOLONG: "a name is longer than the file system takes (mostly 255 bytes): shorten the path, or the values of the "
+    "partition column",
     errno.EMFILE: "the process has too many open files: raise its limit (ulimit -n)",
 }
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -268,16 +269,20 @@ def exactly_once(function: EpochFunction | AnySink, /, **sinks: AnySink) -> Exac
 
 
 def _require_ran(returned: object, number: int) -> None:
-    """Nothing of a function with `async` or `yield` in it has run when it returns: its epoch would be committed without rows."""
-    if not (inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned)):
-        return
-    if inspect.iscoroutine(returned):
-        returned.close()  # or Python warns that nobody has awaited it
-    raise ProtocolViolation(
-        f"the function of exactly_once returned a {type(returned).__name__}, of which nothing has run: write it without async "
-        "and yield",
-        epoch=number,
-    )
+    """What a function returns may be what it was to do: a generator, a coroutine, the lazy result of `map`, a future. Its epoch
+    would be committed without rows."""
+    several: Collection[object] = returned if isinstance(returned, list | tuple | set) else (returned,)
+    for each in several:
+        if isinstance(each, Future) and each.done():
+            each.result()  # if it has failed, the epoch has
+        elif isinstance(each, Future | Iterator) or inspect.isawaitable(each) or inspect.isasyncgen(each):
+            if inspect.iscoroutine(each):
+                each.close()  # or Python warns that nobody has awaited it
+            raise ProtocolViolation(
+                f"the function of exactly_once returned a {type(each).__name__}, which has not run, or not to its end: write "
+                "without async, yield and map, and wait for what runs in other threads",
+                epoch=number,
+            )
 
 
 def _write_as_it_is(batch: DataFrame, epoch: EpochWriter) -> None:

@@ -6,6 +6,7 @@ Every format and `exactly_once` take them: where the checkpoint is, where the le
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from twophase.storage_of import storage_of
 SINK = "sink"
 """The name of a query's only sink, where none was given: the same for a format and for `exactly_once`, so that a query may
 change from one to the other."""
-_TEMPORARY = "temporary-"
+_TEMPORARY = re.compile(r"temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""What Spark calls a checkpoint that it makes by itself."""
 """How Spark names the checkpoint that it makes, and deletes, for a query without a checkpoint location."""
 
 
@@ -42,8 +44,8 @@ class QueryOptions:
         default=None,
     )
     take_over: str | None = option(
-        doc="The owner that this query replaces, as the error names it. For a target that takes one owner at a time; does "
-        "nothing once it is done.",
+        doc="The owner that this query replaces, as the error names it. For a target that takes one owner at a time. Remove it "
+        "when it is done: if that owner takes the target back, it acts again.",
         default=None,
     )
     moved_from: str | None = option(
@@ -74,7 +76,7 @@ def checkpoint_of(location: str | None) -> Checkpoint:
         location = os.path.abspath(location)  # as Spark does; it runs this process in the driver's folder
     storage = _checkpoint_storage(location)
     root = storage.normalise(location)
-    if root.rpartition("/")[2].startswith(_TEMPORARY):
+    if _TEMPORARY.fullmatch(root.rpartition("/")[2]):
         raise _refused(
             "checkpointLocation is missing: Spark has made a temporary checkpoint, which it deletes when the query stops. Set "
             "the option to a folder that stays"

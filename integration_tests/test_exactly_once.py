@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +224,21 @@ def test_a_function_that_has_not_run_when_it_returns_is_refused(spark: SparkSess
         epoch.write("even", batch)
         yield
 
-    for function, what in ((later, "coroutine"), (lazily, "generator")):
-        unrun: Any = function
-        said = failure_of(write_by(twophase.exactly_once(unrun, **sinks_of(place)), orders(spark, place), place))
-        assert f"returned a {what}, of which nothing has run" in said
+    def mapped(batch: DataFrame, epoch: EpochWriter) -> Any:
+        return map(partial(epoch.write, df=batch), ["even", "odd"])
+
+    with ThreadPoolExecutor(1) as pool:
+        let_go = threading.Event()
+
+        def submitted(batch: DataFrame, epoch: EpochWriter) -> Any:
+            return [pool.submit(_after, let_go, partial(epoch.write, "even", batch))]
+
+        ways = ((later, "coroutine"), (lazily, "generator"), (mapped, "map"), (submitted, "Future"))
+        for function, what in ways:
+            unrun: Any = function
+            said = failure_of(write_by(twophase.exactly_once(unrun, **sinks_of(place)), orders(spark, place), place))
+            assert f"returned a {what}, which has not run" in said
+        let_go.set()
     assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
 
 
@@ -235,6 +248,11 @@ def test_a_take_over_of_a_sink_that_is_not_there_is_a_wrong_option(place: Place)
 
     assert "takeOver names 'evn', which is no sink of this query" in str(caught.value)
     assert "takeOver of 'odd' is 5" in str(caught.value)
+
+
+def _after(event: threading.Event, write: Callable[[], None]) -> None:
+    event.wait(60)
+    write()
 
 
 def _wait_for_job(spark: SparkSession) -> None:

@@ -318,10 +318,12 @@ class FilesSink(Sink[FilesHandle]):
         kept = _kept(order.shares)
         files = {name: DataFile(name, size, s.handle.rows[name]) for s in kept for name, size in s.handle.bytes.items()}
         first = min(order.shares, key=lambda share: share.slot)
+        # By who has rows, if anybody: only these have told their task the session's time zone.
+        says_form = next((share for share in kept if share.handle.form), first)
         staged = self._staged(order.owner, order.epoch.number, first.attempt.generation)
         return Publication(
             table=self._table,
-            manifest=Manifest(order.marker, first.handle.table_form(), _sorted(files), written_ms=_now_ms()),
+            manifest=Manifest(order.marker, says_form.handle.table_form(), _sorted(files), written_ms=_now_ms()),
             staged=staged.path(self._table),
             sealed=staged.as_(SEALED).path(self._table),
             through=owner_folder(self._table, order.owner),

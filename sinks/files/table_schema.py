@@ -19,6 +19,7 @@ from pyarrow import types
 
 from twophase.errors import SchemaMismatch
 from twophase.file_table import TableForm
+from twophase.tagged_struct import spark_type_of
 
 SchemaChange = Literal["add", "refuse", "any"]
 EPOCH_COLUMN = "epoch"
@@ -104,7 +105,8 @@ def _differs(table: TableForm, rows: TableForm) -> Iterator[str]:
         yield f"fileFormat is {rows.file_format}, and the table's files are {table.file_format}"
     if table.partition_by != rows.partition_by:
         alike = [name.lower() for name in table.partition_by] == [name.lower() for name in rows.partition_by]
-        hint = ": name the column as the table does" if alike else ""
+        # How the next epoch's manifest is found is told by the last one: the spelling stays, also of a table without rows.
+        hint = ": name the column as the table does, with withColumnRenamed or in a select" if alike else ""
         yield f"partitionBy is {_listed(rows.partition_by)}, and the table is partitioned by {_listed(table.partition_by)}{hint}"
 
 
@@ -131,6 +133,8 @@ def _unfit(form: TableForm, schema: pa.Schema) -> Iterator[str]:
             yield f"the column {field.name!r} is nested more than {DEEPEST} levels deep, which readers of files can't take"
             continue
         for path, kind in _leaves(field.name, field.type):
+            if spark_type := spark_type_of(kind):
+                yield f"the column {path!r} is a {spark_type}, which a Python sink gets as bytes, and no reader would know it again"
             if not _HOLDS[form.file_format](kind):
                 yield f"the column {path!r} is {kind}, which {form.file_format} files can't hold"
 

@@ -38,7 +38,7 @@ class FilesHandle(Handle):
     bytes: dict[str, int]
     rows: dict[str, int]
     form: str
-    """The table's form after this epoch, as JSON; only slot 0 says it."""
+    """The table's form after this epoch, as JSON. Slot 0 says it; and whoever has rows, if instants are in folders' names."""
 
     @property
     def row_count(self) -> int:
@@ -114,6 +114,7 @@ class FilesTransaction(Transaction[FilesHandle]):
         if self._done:
             raise ProtocolViolation("nothing can be written after pre_commit")
         self._check(batch.schema)
+        self._require_readable_text(batch)
         if self._form.partition_by:
             for partition, part in partitions.split(batch, self._form.partition_by):
                 self._gather(partition, part)
@@ -129,7 +130,7 @@ class FilesTransaction(Transaction[FilesHandle]):
         for partition in list(self._writers):
             self._close(partition)
         self._make_names_durable()
-        says_form = self._task.slot == 0
+        says_form = self._task.slot == 0 or (self._rows_schema is not None and _has_zones(self._form))
         return FilesHandle(
             bytes={name: size for name, (size, _) in self._files.items()},
             rows={name: rows for name, (_, rows) in self._files.items()},
@@ -165,6 +166,18 @@ class FilesTransaction(Transaction[FilesHandle]):
         self._rows_schema = schema
         self._form = rows
         self._file_schema = table_schema.file_schema(rows, schema)
+
+    def _require_readable_text(self, batch: pa.RecordBatch) -> None:
+        """Spark casts any bytes to text. Parquet files keep them; text files and the names of folders can't."""
+        is_text = self._form.file_format != "parquet"
+        for name in batch.schema.names if is_text else self._form.partition_by:
+            try:
+                batch.column(name).validate(full=True)
+            except pa.ArrowInvalid:
+                where = f"{self._form.file_format} files" if is_text else "the name of a folder"
+                raise SchemaMismatch(
+                    f"the column {name!r} has text that is not UTF-8, which can't be in {where}", slot=self._task.slot
+                ) from None
 
     def _form_after(self) -> TableForm:
         """What the manifest says: whoever commits may be set to something else by then."""
@@ -253,6 +266,14 @@ def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:
     """What was handed over may be overwritten while it is gathered. A column concatenated with nothing is a copy of its rows."""
     columns = [pa.concat_arrays([column, column.slice(0, 0)]) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _has_zones(form: TableForm) -> bool:
+    """Whether instants are in the names of folders: they are written in the session's time zone."""
+    schema = form.schema
+    return schema is not None and any(
+        name in schema.names and pa.types.is_timestamp(schema.field(name).type) for name in form.partition_by
+    )
 
 
 def _same_columns(one: pa.Schema, other: pa.Schema) -> bool:

@@ -21,6 +21,7 @@ from twophase import json_lines
 from twophase.errors import SchemaMismatch
 from twophase.sinks.postgres.binary_copy import ArrayOf, Column, Encode, Matrix, big_endian, pc, prefixed, repeated
 from twophase.sinks.postgres.numerics import numeric
+from twophase.tagged_struct import spark_type_of
 
 _DAYS_TO_2000 = 10_957
 _MICROSECONDS_TO_2000 = _DAYS_TO_2000 * 86_400_000_000
@@ -32,8 +33,6 @@ _DIGITS_OF = {1: 3, 2: 5, 4: 10, 8: 19}
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 _ROUNDING = ("timestamp", "timestamptz", "time", "interval")
 _MICROSECONDS = 6
-_TAGGED = (b"variant", b"geometry", b"geography")
-"""Types of Spark that come as structs of bytes, and say so."""
 
 
 @dataclass(frozen=True)
@@ -231,12 +230,10 @@ def _is_json(kind: pa.DataType) -> bool:
         return _is_json_value(kind.value_field)
     if types.is_map(kind):
         return _is_json_value(kind.key_field) and _is_json_value(kind.item_field)
-    return types.is_struct(kind) and all(map(_is_json_value, kind))
+    return types.is_struct(kind) and spark_type_of(kind) is None and all(map(_is_json_value, kind))
 
 
 def _is_json_value(field: pa.Field[Any]) -> bool:
-    if any(tag in (field.metadata or {}) for tag in _TAGGED):
-        return False
     return _is_json(field.type) or (_plain_sql_type(field.type) is not None and not types.is_duration(field.type))
 
 

@@ -188,7 +188,7 @@ class _Lent:
 def _parquet(file: BinaryIO, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     parquet = pq.ParquetFile(file)
     there = parquet.schema_arrow.names
-    columns = [there[at] for field in wanted if (at := _place(there, field.name)) is not None]
+    columns = [there[at] for field in wanted if (at := place_of(there, field.name)) is not None]
     yield from parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns)
 
 
@@ -276,7 +276,7 @@ def _lines(data: bytes, wanted: pa.Schema) -> pa.RecordBatch:
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, pa.Scalar[Any]]) -> pa.RecordBatch:
     columns: list[pa.Array[Any]] = []
     for field in schema:
-        at = _place(batch.schema.names, field.name)
+        at = place_of(batch.schema.names, field.name)
         if field.name in constants:
             constant: Any = constants[field.name]
             columns.append(pa.repeat(constant, batch.num_rows))
@@ -297,7 +297,7 @@ def _column(values: pa.Array[Any], field: pa.Field[Any]) -> pa.Array[Any]:
         ) from error
 
 
-def _place(names: Sequence[str], wanted: str) -> int | None:
+def place_of(names: Sequence[str], wanted: str) -> int | None:
     """Where a column is: by its name, else by its name in any case; None if it is not there."""
     exact = [at for at, name in enumerate(names) if name == wanted]
     found = exact or [at for at, name in enumerate(names) if name.lower() == wanted.lower()]

@@ -36,7 +36,7 @@ from twophase.sources.files.folder import FolderOrigin, require_unchanged
 from twophase.sources.files.journal import Journal, TakenFile
 from twophase.sources.files.listing import NameFilter
 from twophase.sources.files.options import FilesSourceOptions
-from twophase.sources.files.rows import CsvForm, partition_of, rows_of, typed
+from twophase.sources.files.rows import CsvForm, partition_of, place_of, rows_of, typed
 from twophase.sources.files.split import FilesForm, FilesSplit, SplitFile, shared_out
 from twophase.sources.files.table import TableOrigin
 from twophase.storage import FileStorage
@@ -261,10 +261,12 @@ def _constants(file: SplitFile, split: FilesSplit) -> dict[str, pa.Scalar[Any]]:
     kinds = {field.name: field.type for field in split.schema}
     constants: dict[str, pa.Scalar[Any]] = {}
     for column, text in partition_of(file.name) if split.form.folders_are_columns else []:
-        if column in kinds:
+        at = place_of(split.schema.names, column)
+        if at is not None:
+            wanted = split.schema.field(at)
             # By the type that wrote the folder's name, where it is known: a time in it is of that type's zone.
-            written = split.form.folder_types.get(column, kinds[column])
-            constants[column] = typed(text, written, name=file.path, column=column).cast(kinds[column])
+            written = file.folder_types.get(column, wanted.type)
+            constants[wanted.name] = typed(text, written, name=file.path, column=column).cast(wanted.type)
     if split.epoch_column in kinds:
         constants[split.epoch_column] = pa.scalar(file.epoch, pa.int64()).cast(kinds[split.epoch_column])
     return constants

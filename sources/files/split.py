@@ -37,6 +37,8 @@ class SplitFile:
     epoch: int | None = None
     csv: CsvLayout | None = None
     """How it is laid out, where its manifest says so."""
+    folder_types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """The types of the columns that are folders, when these were named, where its manifest says so."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,6 @@ class FilesForm:
     csv: CsvForm
     folders_are_columns: bool
     """Whether folders called `column=value` are columns."""
-    folder_types: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """The types of those columns when the folders were named, where that is known."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,6 @@ class TableOrigin:
                 blank_is_row=True,
             ),
             folders_are_columns=True,
-            folder_types={field.name: field.type for field in fields if field.name in form.partition_by},
         )
 
     def earliest(self) -> str:
@@ -116,8 +115,10 @@ class TableOrigin:
                 rows=file.rows,
                 epoch=manifest.position,
                 csv=manifest.form.csv,
+                folder_types=folder_types,
             )
             for manifest in self._manifests(position, last)
+            for folder_types in [_folder_types(manifest.form)]
             for file in manifest.files
             if file.rows > 0
         ]
@@ -167,6 +168,11 @@ class TableOrigin:
             raise OptionError(f"1 problem with the options: {problem}", problems=[problem])
         by = content.get("by")
         return int(content["epoch"]), None if by is None else str(by)
+
+
+def _folder_types(form: TableForm) -> dict[str, pa.DataType]:
+    """Each epoch's own: instants in folders' names are of the zone that its session had."""
+    return {} if form.schema is None else {name: form.schema.field(name).type for name in form.partition_by}
 
 
 def _offset(position: int, by: str | None = None) -> str:
