@@ -110,6 +110,14 @@ SINKS_CAUGHT_BY = [
         sqlite_sinks.ComparesOutsideQuickly,
         "a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice",
     ),
+    mistake(
+        sqlite_sinks.SetsTheMarkerLate, "a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice"
+    ),
+    mistake(
+        sqlite_sinks.TrustsItsOwnAlive, "a_share_that_is_lost_after_it_was_asked_about_is_dead_to_the_same_object_too"
+    ),
+    mistake(sqlite_sinks.ForgetsTheRestOfABuffer, "one_huge_batch_and_very_many_tiny_ones"),
+    mistake(sqlite_sinks.SortsLargeBatches, "rows_of_a_slot_keep_their_order"),
     mistake(sqlite_sinks.LooksAtTheFirstShares, "the_last_of_a_thousand_shares_is_looked_at_as_the_first_is"),
     mistake(sqlite_sinks.ListsTheFirstLeftovers, "the_last_of_a_thousand_shares_is_looked_at_as_the_first_is"),
     mistake(sqlite_sinks.TakesAnyRowForAll, "a_share_that_has_lost_one_of_its_rows_is_dead"),

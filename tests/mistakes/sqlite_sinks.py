@@ -246,6 +246,57 @@ class TakesAnyRowForAll(SqliteSink):
         return [slot for slot, name in names.items() if not database.execute(query, name).fetchone()[0]]
 
 
+class SetsTheMarkerLate(SqliteSink):
+    """What is staged is moved once, and the marker by a transaction of its own, which looks at nothing."""
+
+    def commit(self, order: CommitOrder[SqliteHandle]) -> Outcome:
+        with self.transaction() as database:
+            if self._marker(database, order.owner) == order.marker:
+                return Outcome.ALREADY_COMMITTED
+        with self.transaction() as database:
+            for share in order.shares:
+                self._show(database, order.owner, share)
+            moved = (str(order.owner), str(order.epoch), str(order.decision))
+            database.execute(f"INSERT OR REPLACE INTO {self.table}_markers VALUES (?, ?, ?)", moved)
+        return Outcome.COMMITTED
+
+
+class TrustsItsOwnAlive(SqliteSink):
+    """It was asked about these shares a moment ago."""
+
+    _asked: frozenset[str] = frozenset()
+
+    def alive(self, order: CommitOrder[SqliteHandle]) -> Mapping[int, str]:
+        self._asked = frozenset(str(share.attempt) for share in order.shares)
+        return super().alive(order)
+
+    def _lost(self, database: sqlite3.Connection, order: CommitOrder[SqliteHandle]) -> list[int]:
+        lost = super()._lost(database, order)
+        known = {share.slot for share in order.shares if str(share.attempt) in self._asked}
+        return lost if database.in_transaction and not known else [slot for slot in lost if slot not in known]
+
+
+class ForgetsTheRestOfABuffer(SqliteSink):
+    def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
+        return _ForgetsTheRest(self, plan.prepared.owner, task.attempt)
+
+
+class _ForgetsTheRest(SqliteTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        full = batch.num_rows - batch.num_rows % 1000
+        super().write(batch.slice(0, full) if full else batch)
+
+
+class SortsLargeBatches(SqliteSink):
+    def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
+        return _SortsLarge(self, plan.prepared.owner, task.attempt)
+
+
+class _SortsLarge(SqliteTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        super().write(batch.sort_by("value") if batch.num_rows > 1000 else batch)
+
+
 class ByPosition(SqliteSink):
     """The first column is the first, whatever its name."""
 

@@ -69,7 +69,9 @@ def _columns() -> list[pa.Array[Any]]:
         pa.array([[1, None], [], None, [7]], pa.list_(pa.int32())),
         pa.array([["a", None], [], None, ["b"]], pa.large_list(pa.string())),
         pa.array([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2)),
-        pa.array([{"name": "ä", "born": _DAY, "tags": ["x", None]}, {"name": None, "born": None, "tags": []}], person),
+        pa.array(
+            [{"name": "ä", "born": _DAY, "tags": ["x", None]}, {"name": None, "born": None, "tags": []}, None], person
+        ),
         pa.array([[("a", 1), ("b", None)], [], None], pa.map_(pa.string(), pa.int64())),
         pa.array([[{"a": [[1], None]}], None], pa.list_(pa.struct([("a", pa.list_(pa.list_(pa.int8())))]))),
         pa.nulls(3),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from twophase.errors import Fenced
 from twophase.identity import Generation, Owner
 from twophase.query import AnySink
 from twophase.sink import CommitOrder, Outcome, Plan, Share, Task
@@ -29,10 +30,13 @@ def commit_twice(sink: AnySink, order: CommitOrder[Any]) -> tuple[Mapping[int, s
     return dict(sink.alive(order)), [sink.commit(order), sink.commit(order)]
 
 
-def commit_with_stops(sink: AnySink, order: CommitOrder[Any]) -> Outcome:
-    """Commit, and stop after each call."""
+def commit_with_stops(sink: AnySink, order: CommitOrder[Any]) -> Outcome | str:
+    """Commit, and stop after each call. It may be told that it comes too late, if somebody has overtaken it."""
     with stopping(lambda _: stop()):
-        return sink.commit(order)
+        try:
+            return sink.commit(order)
+        except Fenced as error:
+            return str(error)
 
 
 def sweep(sink: AnySink, owner: Owner, seen_from: Generation) -> set[str]:

@@ -179,6 +179,19 @@ class SinkCommits:
                 kept = {share.slot for share in order.shares} - lost
                 assert steps.visible() == sorted([1, *(slot + 2 for slot in kept)]), "what is not dead is committed"
 
+    def test_a_share_that_is_lost_after_it_was_asked_about_is_dead_to_the_same_object_too(
+        self, steps: SinkSteps
+    ) -> None:
+        """As the coordinator has it: one sink object is asked whether shares are alive, and commits. In between one is lost."""
+        order = steps.decided(0, [1], [2])
+        sink = steps.sink()
+        assert sink.alive(order) == {}
+        steps.target.lose(steps.owner, order.shares[1])
+        with pytest.raises(NotCommitted) as caught:
+            sink.commit(order)
+        assert 1 in caught.value.dead_slots
+        assert steps.visible() == ([] if sink.capabilities.atomic else [1])
+
     def test_a_share_that_has_lost_one_of_its_rows_is_dead(self, steps: SinkSteps) -> None:
         """Of the rows of a share all but one are there. Alive need not count rows; commit names the slot."""
         order = steps.decided(0, [1], [2, 3, 4, 5])

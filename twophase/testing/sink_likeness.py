@@ -81,8 +81,8 @@ class SinkLikeness:
 
     @pytest.mark.parametrize(
         "names",
-        [(f"{_LONG}1", f"{_LONG}2"), ("Orders", "orders"), ("orders", "orders ")],
-        ids=["their end", "their case", "a space"],
+        [(f"{_LONG}1", f"{_LONG}2"), ("Orders", "orders"), ("orders", "orders "), ("caf\u00e9", "cafe\u0301")],
+        ids=["their end", "their case", "a space", "their form of Unicode"],
     )
     def test_owners_whose_names_are_nearly_the_same_have_markers_of_their_own(
         self, steps: SinkSteps, names: tuple[str, str]

@@ -11,7 +11,7 @@ For targets that outlive their process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +25,8 @@ from twophase.testing.sink_steps import SinkSteps
 
 PATIENCE_S = 5.0
 """How long a commit stands still for a reader. One that waits in turn for the commit (for a lock) sees nothing until it goes on."""
-OVERTAKES_WITHIN_S = 0.5
+_SUCCEEDS_WITHIN_S = 60.0
+OVERTAKES_WITHIN_S = 1.0
 """How long the successor has for its commit before it is taken to wait for the one that stands still."""
 MANY_OVERTAKEN = 6
 MANY_FAILURES = 12
@@ -108,20 +109,20 @@ class SinkProcesses:
         self, steps: SinkSteps
     ) -> None:
         """Another process commits, and stands still after one of its calls, then after another. Each time the same decision is
-        committed here, by a successor that takes it for dead; then it goes on, and neither shows a row again."""
+        committed here, by a successor that takes it for dead, and the next epoch after it; then it goes on. No row is shown again,
+        and the marker is where the successor has put it."""
         only_if(steps, atomic=True)
         only_if_target(steps, outlives_process=True)
         with _committing(steps, steps.decided(0, [0], [1])) as commit:
             stops = commit.passes()
         expected = [0, 1]
         for number, stop in enumerate(range(1, stops + 1, -(-stops // MANY_OVERTAKEN)), start=1):
-            order = steps.decided(number, [2 * number], [2 * number + 1])
+            order = steps.decided(2 * number - 1, [3 * number], [3 * number + 1])
             with _committing(steps, order) as commit:
-                outcomes = commit.overtaken_at(stop, order)
-            assert Outcome.COMMITTED in outcomes, outcomes
-            expected += [2 * number, 2 * number + 1]
+                last = commit.overtaken_at(stop, order, lambda at=number: steps.epoch(2 * at, [3 * at + 2]))  # type: ignore[misc]
+            expected += [3 * number, 3 * number + 1, 3 * number + 2]
             assert steps.visible() == expected, f"overtaken at stop {stop} of {stops}"
-            assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+            assert steps.marker() == last.marker, f"overtaken at stop {stop} of {stops}, it set the marker back"
 
     # ---- calls that fail ----
 
@@ -170,14 +171,21 @@ class _Commit:
         """Let it come to its end; how many stops there were."""
         return self._other.passes()
 
-    def overtaken_at(self, stops: int, order: CommitOrder[Any]) -> list[Outcome]:
-        """Let it stand still there while the order is committed here, and then go on; what both are told."""
+    def overtaken_at(
+        self, stops: int, order: CommitOrder[Any], go_on: Callable[[], CommitOrder[Any]]
+    ) -> CommitOrder[Any]:
+        """Let it stand still there while the order is committed here, and another after it; then let it go on. The last order."""
         stands = self._other.passes(stops - 1) == stops - 1 and self._other.goes_on()
-        successor = self._reader.submit(self._steps.commit, order)
-        wait([successor], OVERTAKES_WITHIN_S)
+
+        def successor() -> CommitOrder[Any]:
+            self._steps.commit(order)
+            return go_on()
+
+        succeeding = self._reader.submit(successor)
+        wait([succeeding], OVERTAKES_WITHIN_S)
         if stands:
             self._other.passes()
-        return [self._other.answer, successor.result(PATIENCE_S)]
+        return succeeding.result(_SUCCEEDS_WITHIN_S)
 
     def killed_at(self, stops: int) -> None:
         """The first stop is 1; if there are less, it was killed when it was done."""

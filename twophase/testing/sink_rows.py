@@ -74,10 +74,11 @@ class SinkRows:
 
     def test_one_huge_batch_and_very_many_tiny_ones(self, steps: SinkSteps) -> None:
         """A hundred thousand rows (or `many_rows`) in one batch; a thousand (or `many_batches`) of a row, some without any."""
-        count, batches = steps.target.many_rows, steps.target.many_batches
+        # No round number: what gathers rows must not forget the last of them.
+        count, batches = steps.target.many_rows + 7, steps.target.many_batches
         plan = steps.prepare(0)
         huge = steps.write(plan, 0, steps.target.batch(range(count)))
-        tiny = [steps.target.batch([value] if value % 10 else []) for value in range(count, count + batches)]
+        tiny = [steps.target.batch([value] if (value - count) % 10 else []) for value in range(count, count + batches)]
         steps.commit(steps.order(plan, huge, steps.write(plan, 1, *tiny)))
         assert steps.visible() == [*range(count), *(v for v in range(count, count + batches) if (v - count) % 10)]
 
@@ -113,6 +114,12 @@ class SinkRows:
         values = steps.target.values()
         assert [value for value in values if value < 100] == [5, 3, 9, 1, 8, 2]
         assert [value for value in values if value >= 100] == [104, 102, 103]
+        many = [1000 + (value * 7919) % 5003 for value in range(5003)]
+        plan = steps.prepare(1)
+        steps.commit(
+            steps.order(plan, steps.write(plan, 0, steps.target.batch(many[:4001]), steps.target.batch(many[4001:])))
+        )
+        assert [value for value in steps.target.values() if value >= 1000] == many
 
     def test_an_overwriting_epoch_replaces_all_before_it(self, steps: SinkSteps) -> None:
         """Where the sink declares it: Spark's complete mode, also with an epoch without rows, and repeated."""
