@@ -27,6 +27,7 @@ def test_every_row_is_there_once_when_the_driver_or_the_server_dies() -> None:
         for victim, point in (
             ("driver", "postgres.inserted#2"),
             ("server:postgres", "postgres.inserted#2"),
+            ("server:postgres", "task.before_pre_commit#3"),
         )
     ]
     check(PostgresTarget, wanted)
