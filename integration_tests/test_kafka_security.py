@@ -20,7 +20,7 @@ from integration_tests.streams import run
 from integration_tests.topics import TopicUnderTest, committed_records, create_topic
 from integration_tests.users import Right, User
 from tests.markdown import section
-from twophase.clients.kafka.partition import Partition
+from twophase.clients.kafka.partition import LATEST, Partition
 from twophase.errors import OptionError, OutcomeUnknown, TargetUnavailable
 from twophase.secret import Secret
 from twophase.sink import Outcome
@@ -305,6 +305,19 @@ def test_a_topic_that_the_user_may_not_see_any_more_is_not_taken_for_deleted(top
     for ask in (lambda: source.latest(end), lambda: source.plan(start, end)):
         with refused(f"the user lacks the right Read on the topic '{topic.topic}'"):
             ask()
+
+
+def test_a_right_that_goes_between_two_questions_is_named(topic: SecureTopic) -> None:
+    """The partitions are known, and brokers call a topic unknown by then that the user may not see."""
+    topic.allow(TO_READ)
+    topic.add(b"1")
+    control = topic.source(subscribe=None, subscribe_pattern=topic.topic)._control()
+    partitions = [Partition(topic.topic, number) for number in range(control.topics()[topic.topic])]
+    assert control.offsets(partitions, LATEST)
+    (right,) = topic.rights(TO_READ)
+    topic.user.may_no_longer(right)
+    with refused(f"the user lacks the right Read on the topic '{topic.topic}'"):
+        control.offsets(partitions, LATEST)
 
 
 # ---- who does not get in ----

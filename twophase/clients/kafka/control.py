@@ -380,10 +380,17 @@ class ControlClient:
         kind = require("kafka", "kafka").TopicPartition
         wanted = {kind(each.topic, each.number): when for each in partitions}
         level = "read_committed" if committed else "read_uncommitted"
-        needs = _topics({each.topic for each in partitions})
-        answer = self._patiently(
-            lambda: self._admin.list_partition_offsets(wanted, isolation_level=level), (), needs=needs
-        )
+        names = {each.topic for each in partitions}
+
+        def ask() -> Any:
+            try:
+                return self._admin.list_partition_offsets(wanted, isolation_level=level)
+            except self._errors.UnknownTopicOrPartitionError:
+                # So is one called that the user may not see any more. Asked for by its name, it is refused.
+                self.topics(names)
+                raise
+
+        answer = self._patiently(ask, (), needs=_topics(names))
         return {each: int(answer[kind(each.topic, each.number)].offset) for each in partitions}
 
     def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
