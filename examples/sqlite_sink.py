@@ -87,7 +87,7 @@ class SqliteSink(Sink[SqliteHandle]):
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """One transaction, which excludes all others from its beginning on: what is read in it stays true until its end."""
-        with closing(sqlite3.connect(self.path, isolation_level=None)) as database:
+        with closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as database:
             database.executescript(TABLES.format(self.table))
             database.execute("BEGIN IMMEDIATE")
             yield database  # an error closes the connection, which rolls back
