@@ -117,14 +117,19 @@ def run_pipeline(way: str, folder: Path) -> Outcome:
             else:
                 progress.watch(driver, armed(way, place, step))
                 what = step.what if way == "twophase" else step.plain
-                print(f"\r{way:<9} killed in epoch {step.epoch:>2}, {what}".ljust(79))
+                say(f"{way:<9} killed in epoch {step.epoch:>2}, {what}")
                 outcome.kills += 1
                 outcome.replayed += logged_epochs(place) - committed_epochs(place)
             if progress.recovered_s is not None and before:
                 outcome.recovery_s.append(progress.recovered_s)
-    print(f"\r{way:<9} all read, after {outcome.kills} kills".ljust(79))
+    say(f"{way:<9} all read, after {outcome.kills} kills")
     outcome.found, outcome.lost, outcome.duplicated = count(outcome.table)
     return outcome
+
+
+def say(line: str) -> None:
+    """In the place of the progress display, if there is one."""
+    print(f"\r{line}".ljust(79) if sys.stdout.isatty() else line, flush=True)
 
 
 def armed(way: str, place: Path, step: Step) -> Callable[[], bool]:
@@ -167,6 +172,8 @@ class Progress:
         done = committed_epochs(self._place)
         if self.recovered_s is None and done > self._before:
             self.recovered_s = time.monotonic() - self._began
+        if not sys.stdout.isatty():
+            return  # a file needs no bar: each kill has its line
         bar = "#" * (BAR * done // EPOCHS)
         state = f"epoch {done:>2}/{EPOCHS}" if done > self._before else "starting Spark"
         print(f"\r{self._way:<9} [{bar:<{BAR}}] {state:<14} killed {self._kills} of {len(STEPS)}", end="", flush=True)
