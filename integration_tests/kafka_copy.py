@@ -108,8 +108,10 @@ def place_of(value: bytes) -> tuple[int, int]:
 class Onlooker:
     """A consumer of committed records. It expects the next record of each partition, and nothing else.
 
-    What it is about is the log, so an offset counts once: librdkafka was seen to read a partition a second time from its beginning,
-    after its broker was killed, and to go on from where it had been. Such records are only held to be the same as before.
+    What it is about is the log, so an offset counts once: a record at an offset that was read before is only held to be the same.
+    (Once, after a broker was killed, a partition's offset 0 came unexpectedly, and later one that fits a log in order. That the
+    library had read again from the beginning is the likeliest reading, and was not seen a second time.) A record at an offset that
+    is new must be the next one, whatever came before it.
     """
 
     bootstrap: str
