@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from kafka import KafkaAdminClient, TopicPartition  # type: ignore[import-untyped]
 
-from integration_tests.topics import create_topic
+from integration_tests.topics import create_topic, producer_in_order
 from twophase.sources import KafkaSource
 from twophase.testing.servers.server import Server
 from twophase.testing.source_suite import SourceOrigin, SourceSuite
@@ -37,7 +37,7 @@ class PlainTopic(SourceOrigin):
         return self.source(min_partitions=tasks)
 
     def add(self, values: Sequence[int]) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        producer = producer_in_order(self.bootstrap, **{"linger.ms": 0})
         for value in values:
             producer.produce(self.topic, str(value).encode())
         assert producer.flush(30) == 0

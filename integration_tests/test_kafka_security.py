@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from integration_tests.streams import run
-from integration_tests.topics import TopicUnderTest, committed_records, create_topic
+from integration_tests.topics import TopicUnderTest, committed_records, create_topic, producer_in_order
 from integration_tests.users import Right, User
 from tests.markdown import section
 from twophase.clients.kafka.partition import LATEST, Partition
@@ -131,7 +130,7 @@ class SecureTopic(TopicUnderTest):
         return KafkaSource(self.broker.security.endpoint, kafka=self.told, **chosen)
 
     def add(self, *values: bytes) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        producer = producer_in_order(self.bootstrap, **{"linger.ms": 0})
         for value in values:
             producer.produce(self.topic, value)
         assert producer.flush(30) == 0

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from examples import kafka_to_kafka
 from integration_tests.streams import failure_of, run
-from integration_tests.topics import committed_records, create_topic
+from integration_tests.topics import committed_records, create_topic, producer_in_order
 from twophase.clients.kafka.control import ControlClient
 from twophase.clients.kafka.partition import LATEST, Partition
 from twophase.errors import DataLost, OptionError, TargetUnavailable
@@ -39,7 +39,7 @@ class Topic:
         create_topic(bootstrap, self.name, partitions, config)
 
     def add(self, values: Sequence[bytes], *, partition: int = 0, **more: Any) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        producer = producer_in_order(self.bootstrap, **{"linger.ms": 5})
         for value in values:
             producer.produce(self.name, value, partition=partition, **more)
         assert producer.flush(30) == 0
@@ -124,7 +124,7 @@ def test_times_are_where_they_are_looked_for(
 
 def test_nulls_and_empty_values_and_large_ones_come_back_as_they_are(topic: Topic) -> None:
     values = [b"", None, b"x" * 12, b"y" * 13, b"z" * 900_000]
-    producer = Producer({"bootstrap.servers": topic.bootstrap})
+    producer = producer_in_order(topic.bootstrap)
     for value in values:
         producer.produce(topic.name, value, key=value[:20] if value else value, partition=0)
     assert producer.flush(30) == 0
@@ -137,7 +137,7 @@ def test_nulls_and_empty_values_and_large_ones_come_back_as_they_are(topic: Topi
 def test_a_hundred_thousand_records_come_in_their_order(topic: Topic) -> None:
     """Many fetches, several batches, and keys and values of many lengths."""
     count = 100_000
-    producer = Producer({"bootstrap.servers": topic.bootstrap, "linger.ms": 20, "compression.type": "lz4"})
+    producer = producer_in_order(topic.bootstrap, **{"linger.ms": 20, "compression.type": "lz4"})
     for number in range(count):
         producer.produce(topic.name, b"v" * (number % 60) + b"%d" % number, key=b"%d" % number, partition=0)
         producer.poll(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient  # type: ignore[import-untyped]
@@ -34,6 +34,15 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, config: Mapping
     admin = AdminClient({"bootstrap.servers": bootstrap})
     wanted = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
     admin.create_topics([wanted])[name].result(WITHIN_S)
+
+
+def producer_in_order(bootstrap: str, **settings: Any) -> Producer:
+    """A producer whose records are in the log in the order in which they were given to it.
+
+    Without idempotence a batch that the broker refused for a moment (its topic was created just now) comes after those that were
+    sent behind it.
+    """
+    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **settings})
 
 
 def committed_records(bootstrap: str, topic: str) -> list[Any]:

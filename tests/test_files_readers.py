@@ -77,11 +77,12 @@ def test_a_reader_that_polls_never_sees_part_of_an_epoch(tmp_path: Path, kind: s
     if kind == "partitioned":
         tasks = [keyed([1, 2], [1, 2]), keyed([2], [3]), keyed([3], [4])]
     seen: list[dict[int, int]] = []
-    done = threading.Event()
+    done, looked = threading.Event(), threading.Event()
 
     def poll() -> None:
         while not done.is_set():
             seen.append(read(table))
+            looked.set()
 
     reader = threading.Thread(target=poll)
     reader.start()
@@ -93,6 +94,9 @@ def test_a_reader_that_polls_never_sees_part_of_an_epoch(tmp_path: Path, kind: s
                 with crash_at(tmp_path, "files.manifest_published"):
                     pipeline.finish(*tasks)
             pipeline.restart().finish(*tasks)
+            # On a busy machine all epochs may pass during one look: the next one waits until a look is over.
+            looked.clear()
+            assert looked.wait(60), "the reader has died"
     finally:
         done.set()
         reader.join()

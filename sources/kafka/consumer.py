@@ -182,7 +182,7 @@ def _judged(split: KafkaSplit, position: int, messages: Messages) -> tuple[int, 
         raise explained(name, str(split.partition), needs=_reading(split))
     records = messages.where(errors == 0)
     there = offsets[errors == 0]
-    # Each offset is taken once, going up: whatever the library gives again, as it seems to have done once after a broker's restart.
+    # Each offset is taken once, going up: whatever the library gives again.
     reached = np.maximum.accumulate(np.concatenate(([begun], there + 1)))
     return max(position, int(reached[-1])), records.where((there >= reached[:-1]) & (there < split.end))
 
