@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.mistakes import heap_sinks, slot_sinks, sources, sqlite_processes, sqlite_sinks
+from tests.mistakes import heap_sinks, slot_sinks, sources, sqlite_failures, sqlite_processes, sqlite_sinks, values
 from tests.mistakes.sources import Numbers
 from tests.model.slot_sink import SlotSink
 from tests.test_conformance_heap import HeapUnderTest
@@ -139,6 +139,42 @@ SINKS_CAUGHT_BY = [
     mistake(sqlite_processes.SwallowsItsClientsErrors, "what_can_not_be_asked_is_an_error_and_never_an_answer"),
     mistake(sqlite_processes.TakesTheUnknownForAlive, "what_can_not_be_asked_is_an_error_and_never_an_answer"),
     mistake(sqlite_processes.ListsNothingInDoubt, "what_can_not_be_asked_is_an_error_and_never_an_answer"),
+    mistake(
+        sqlite_processes.MovesTheMarkerLate,
+        "a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice",
+    ),
+    mistake(
+        sqlite_processes.ShowsRowsThatItRead,
+        "a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice",
+    ),
+    mistake(
+        sqlite_processes.KeepsAllMarkersTogether,
+        "a_commit_that_stood_still_while_another_owner_went_on_takes_nothing_back",
+    ),
+    mistake(sqlite_failures.TakesAnErrorForDone, "a_call_that_fails_within_a_commit_is_no_verdict"),
+    mistake(sqlite_failures.TakesALostReplyForFailure, "a_call_that_fails_within_a_commit_is_no_verdict"),
+    mistake(sqlite_failures.CleansUpInTwoSteps, "a_call_that_fails_within_a_commit_is_no_verdict"),
+    mistake(sqlite_failures.SwallowsErrorsOfWrites, "a_call_that_fails_within_a_task_is_no_vote"),
+    mistake(sqlite_failures.RepeatsWrites, "a_call_that_fails_within_a_task_is_no_vote"),
+    mistake(sqlite_failures.ListsAfterWriting, "a_call_that_fails_within_a_task_is_no_vote"),
+    mistake(sqlite_failures.AbortsInTwoSteps, "a_call_that_fails_within_an_abort_hides_nothing"),
+    mistake(sqlite_sinks.ListsLowerNumbersOnly, "everything_that_is_staged_is_listed_with_its_generation"),
+    mistake(sqlite_sinks.TakesAnyOrderFirst, "a_target_without_a_marker_takes_no_order_that_moves_one"),
+    mistake(sqlite_sinks.NamesPlacesForSlots, "shares_may_be_named_in_any_order"),
+    mistake(sqlite_sinks.CountsInTheSink, "two_shares_may_be_written_by_one_object_by_turns"),
+    mistake(values.CutsLongText, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="string"),
+    mistake(values.FoldsLineEnds, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="string"),
+    mistake(values.CutsTextAtNul, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="string with NUL"),
+    mistake(values.CutsLongBytes, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="binary"),
+    mistake(values.HalvesFloats, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="float"),
+    mistake(
+        values.TakesLocalTimeForUtc,
+        "values_of_any_type_come_back_as_they_were_or_are_refused",
+        kind="timestamp[us, tz=Asia/Kolkata]",
+    ),
+    mistake(values.NestsDoubles, "values_of_any_type_come_back_as_they_were_or_are_refused", kind="map<string, int64>"),
+    mistake(values.LooksUpNullsWithoutOffset, "a_slice_has_its_own_nulls"),
+    mistake(values.BorrowsTexts, "memory_of_texts_that_is_used_again_spoils_nothing"),
     mistake(sqlite_sinks.NumbersDecisions, "decisions_of_two_ledgers_are_two"),
     mistake(slot_sinks.NamesNoDeadSlots, "a_lost_share_is_named_before_the_decision_and_after_it"),
     mistake(slot_sinks.StopsAtTheFirstDeadSlot, "a_lost_share_is_named_before_the_decision_and_after_it"),
@@ -228,7 +264,16 @@ SOURCES_CAUGHT_BY = [
     mistake(sources.IgnoresLimits, "a_limit_of_rows_is_kept"),
     mistake(sources.IgnoresLimits, "a_limit_of_bytes_is_kept"),
     mistake(sources.GoesBack, "an_offset_never_goes_back"),
-    mistake(sources.IgnoresUntil, "a_bounded_run_takes_what_was_there_when_it_began"),
+    mistake(sources.IgnoresUntil, "a_bounded_run_takes_what_was_there_when_it_began", limit=ReadLimit(rows=4)),
+    mistake(
+        sources.IgnoresUntilUnderBytes, "a_bounded_run_takes_what_was_there_when_it_began", limit=ReadLimit(bytes=1)
+    ),
+    mistake(sources.TakesOneLimitOfTwo, "a_limit_of_bytes_is_kept"),
+    mistake(sources.ReadsTheFirstPage, "many_units_and_many_rows_are_all_given"),
+    mistake(sources.ListsTheFirstUnits, "many_units_and_many_rows_are_all_given"),
+    mistake(sources.SortsUnitsAsText, "many_units_and_many_rows_are_all_given"),
+    mistake(sources.OverlapsWhereThereAreMany, "many_units_and_many_rows_are_all_given"),
+    mistake(sources.JumpsWhenItOffers, "what_vanished_before_it_was_offered_is_not_jumped_over", unit=2),
     mistake(sources.ForgetsAll, "acknowledging_again_or_late_changes_nothing"),
     mistake(sources.NumbersForOffsets, "offsets_are_json_objects_as_text"),
     mistake(sources.SchemaOfItsOwn, "every_batch_has_the_schema_of_the_source"),
@@ -240,8 +285,8 @@ def test_a_source_with_a_mistake_fails_the_test_for_it(
     kind: type[Numbers], test: str, parameters: dict[str, Any]
 ) -> None:
     full, origin = NumbersOrigin(kind()), NumbersOrigin(kind())
-    for values in UNITS:
-        full.add(values)
+    for unit in UNITS:
+        full.add(unit)
     failure = failure_of(getattr(SourceSuite(), f"test_{test}"), {"full": full, "origin": origin} | parameters)
     assert failure is not None
 

@@ -57,6 +57,8 @@ class TableOrigin(SourceOrigin):
 class FolderOrigin(SourceOrigin):
     """Files of a plain folder, one a unit."""
 
+    notices_unseen = False
+
     def __init__(self, folder: Path):
         self.folder = folder / "in coming=ä%41"
         self.folder.mkdir()

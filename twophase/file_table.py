@@ -33,7 +33,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -329,9 +329,12 @@ class FileTable:
         Raises CheckpointMismatch if the folder holds anything that twophase did not put there, or if an epoch is missing.
         """
         found = self.positions_left()
-        for before, after in itertools.pairwise(found):
-            if after != before + 1:
-                raise _foreign(self.path, f"has epoch={before} and epoch={after} and nothing in between")
+        gap = first_gap(found)
+        if gap is not None:
+            raise CheckpointMismatch(
+                f"{self.path} lacks {epochs_text(*gap)}, and has those around it: deleted or moved by hand, or not restored. "
+                "Nothing was changed. Put what is missing back; what is gone for good, only a new table can go on without."
+            )
         return found
 
     def positions_left(self) -> list[int]:
@@ -425,6 +428,18 @@ def lost_manifest(folder: str, *, more: str = "") -> TableCorrupt:
         "the folder was made by hand. Nothing was changed. Restore that epoch's folder from a backup with its hidden files "
         f"(cp -a), or move it away if it was made by hand{more}."
     )
+
+
+def first_gap(positions: Sequence[int]) -> tuple[int, int] | None:
+    """The first and the last of those that are missing between two of these."""
+    for before, after in itertools.pairwise(positions):
+        if after != before + 1:
+            return before + 1, after - 1
+    return None
+
+
+def epochs_text(first: int, last: int) -> str:
+    return f"epoch {first}" if first == last else f"epochs {first} to {last}"
 
 
 def _foreign(path: str, what: str, *, mend: str = "") -> CheckpointMismatch:

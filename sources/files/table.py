@@ -16,8 +16,8 @@ from typing import cast, get_args
 
 import pyarrow as pa
 
-from twophase.errors import DataLost, OptionError, Unreadable
-from twophase.file_table import FileTable, Manifest, TableForm
+from twophase.errors import CheckpointMismatch, DataLost, OptionError, Unreadable
+from twophase.file_table import FileTable, Manifest, TableForm, epochs_text, first_gap
 from twophase.source import ReadLimit
 from twophase.sources.files.admission import Admission, Size
 from twophase.sources.files.options import FileFormat
@@ -37,7 +37,7 @@ class TableOrigin:
 
     def schema(self) -> pa.Schema:
         """Of the newest epoch: it has every column that any epoch has had."""
-        newest = self.table.newest()
+        newest = self._newest()
         if newest is None or newest.form.schema is None:
             problem = (
                 f"the table {self.table.path} has no epoch with a schema yet: give the schema, or start when its first epoch "
@@ -49,7 +49,7 @@ class TableOrigin:
     def form(self, header: bool | None = None) -> FilesForm:
         """How the files are written: the sink's own dialect of csv. Whether they have a header, and which columns, each epoch's
         manifest says; what is here is for epochs of releases that did not say it."""
-        newest = self.table.newest()
+        newest = self._newest()
         form = TableForm("parquet") if newest is None else newest.form
         if form.file_format not in get_args(FileFormat):
             raise Unreadable(
@@ -67,17 +67,26 @@ class TableOrigin:
             folders_are_columns=True,
         )
 
+    def _newest(self) -> Manifest | None:
+        try:
+            return self.table.newest()
+        except CheckpointMismatch:
+            gap = first_gap(self.table.positions_left())
+            if gap is not None:
+                raise self._lost(epochs_text(*gap)) from None
+            raise
+
     def earliest(self) -> str:
         positions = self.table.positions()
         return _offset(positions[0] - 1 if positions else NOTHING)
 
     def newest(self) -> str:
-        newest = self.table.newest()
+        newest = self._newest()
         return _offset(NOTHING) if newest is None else self._durable(newest)
 
     def latest(self, start: str, limit: ReadLimit, until: str | None = None) -> str:
         position, by = self._parsed(start)
-        newest = self.table.newest()
+        newest = self._newest()
         self._require_same_table(position, by, newest)
         if newest is None:
             return start
@@ -131,12 +140,14 @@ class TableOrigin:
             return self.table.manifest(position)
         except FileNotFoundError:
             there = [other for other in self.table.positions_left() if other > position]
-            gone = f"epochs {position} to {there[0] - 1}" if there and there[0] > position + 1 else f"epoch {position}"
-            raise DataLost(
-                f"{gone} of the table {self.table.path} can't be read: deleted by retention or by hand before this query read "
-                "it, or the table began at a later one, in which case a new query starts there. Restore what is missing, or "
-                "start a new query, which begins with the oldest epoch there is."
-            ) from None
+            raise self._lost(epochs_text(position, there[0] - 1 if there else position)) from None
+
+    def _lost(self, epochs: str) -> DataLost:
+        return DataLost(
+            f"{epochs} of the table {self.table.path} can't be read: deleted by retention or by hand before this query read "
+            "it, or the table began at a later one, in which case a new query starts there. Restore what is missing, or "
+            "start a new query, which begins with the oldest epoch there is."
+        )
 
     def _require_same_table(self, position: int, by: str | None, newest: Manifest | None) -> None:
         if position == NOTHING or by is None:

@@ -84,6 +84,55 @@ class JumpsOverGaps(Numbers):
             yield from super().read(split)
 
 
+class JumpsWhenItOffers(Numbers):
+    """What is gone when a range is offered is left out of it."""
+
+    def plan(self, start: str, end: str) -> Sequence[tuple[int, int]]:
+        left_out = json.loads(end).get("gone", [])
+        return [split for split in super().plan(start, end) if split[0] not in left_out]
+
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
+        end = super().latest(start, limit, until=until)
+        gone = sorted(self.gone & set(range(self._at(start), self._at(end))))
+        return json.dumps({"unit": self._at(end), "gone": gone}) if gone else end
+
+
+class ReadsTheFirstPage(Numbers):
+    """Of a unit."""
+
+    def batch(self, values: list[int]) -> pa.RecordBatch:
+        return super().batch(values[:1000])
+
+
+class ListsTheFirstUnits(Numbers):
+    def plan(self, start: str, end: str) -> Sequence[tuple[int, int]]:
+        return super().plan(start, end)[:1000]
+
+
+class SortsUnitsAsText(Numbers):
+    def newest(self) -> str:
+        names = [str(at) for at in range(len(self.units))]
+        return json.dumps({"unit": 1 + int(max(names)) if names else 0})
+
+
+class OverlapsWhereThereAreMany(Numbers):
+    def plan(self, start: str, end: str) -> Sequence[tuple[int, int]]:
+        first, last = self._at(start), self._at(end)
+        if last - first <= 100:
+            return super().plan(start, end)
+        return [(at, min(at + 3, last)) for at in range(first, last, 2)]
+
+
+class TakesOneLimitOfTwo(Numbers):
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
+        return super().latest(start, limit if limit.rows is None else ReadLimit(rows=limit.rows), until=until)
+
+
+class IgnoresUntilUnderBytes(Numbers):
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
+        return super().latest(start, limit, until=until if limit.bytes is None else None)
+
+
 class StandsStill(Numbers):
     def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
         return start if limit.rows == 0 else super().latest(start, limit, until=until)

@@ -154,6 +154,49 @@ class MovesTheMarkerFirst(CommitsInSteps):
                 self._show(database, order.owner, share)
 
 
+class MovesTheMarkerLate(CommitsInSteps):
+    """In one step with the rows; but what it has compared may not be so any more, and staged rows may be gone."""
+
+    def _commit(self, order: CommitOrder[SqliteHandle]) -> None:
+        with self.transaction() as database:
+            for share in order.shares:
+                self._show(database, order.owner, share)
+            self._move(database, order)
+
+
+class ShowsRowsThatItRead(CommitsInSteps):
+    """The same, with the rows in its memory; and a request is made hundreds of times where nothing can happen any more."""
+
+    def _commit(self, order: CommitOrder[SqliteHandle]) -> None:
+        query = f"SELECT value FROM {self.table}_staged WHERE owner_ = ? AND attempt_ = ?"
+        with self.transaction() as database:
+            names = [(str(order.owner), str(share.attempt)) for share in order.shares]
+            rows = [row for name in names for row in database.execute(query, name).fetchall()]
+        with self.transaction() as database:
+            database.executemany(f"INSERT INTO {self.table} (value) VALUES (?)", rows)
+            for name in names:
+                self.delete(database, *name)
+            for _ in range(300):
+                database.execute("SELECT 1")
+            self._move(database, order)
+
+
+class KeepsAllMarkersTogether(CommitsInSteps):
+    """In one document, which is read, and written with one marker changed."""
+
+    def _commit(self, order: CommitOrder[SqliteHandle]) -> None:
+        with self.transaction() as database:
+            document = database.execute(f"SELECT * FROM {self.table}_markers WHERE owner != ?", (str(order.owner),))
+            others = document.fetchall()
+        with self.transaction() as database:
+            if self._marker(database, order.owner) != order.origin:
+                return
+            for share in order.shares:
+                self._show(database, order.owner, share)
+            self._move(database, order)
+            database.executemany(f"INSERT OR REPLACE INTO {self.table}_markers VALUES (?, ?, ?)", others)
+
+
 class SwallowsErrors(SqliteSink):
     """What can't be read is taken for what is not there."""
 

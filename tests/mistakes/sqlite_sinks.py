@@ -276,6 +276,52 @@ class TrustsItsOwnAlive(SqliteSink):
         return lost if database.in_transaction and not known else [slot for slot in lost if slot not in known]
 
 
+class ListsLowerNumbersOnly(SqliteSink):
+    """Of whatever ledger, as if all had the same."""
+
+    def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> list[Leftover[SqliteHandle]]:
+        found = super().leftovers(owner, seen_from=seen_from)
+        return [left for left in found if seen_from is None or left.generation.number < seen_from.number]
+
+
+class TakesAnyOrderFirst(SqliteSink):
+    """Where there is no marker yet."""
+
+    _origin: Marker | None = None
+
+    def commit(self, order: CommitOrder[SqliteHandle]) -> Outcome:
+        self._origin = order.origin
+        return super().commit(order)
+
+    def _marker(self, database: sqlite3.Connection, owner: Owner) -> Marker | None:
+        return super()._marker(database, owner) or self._origin
+
+
+class NamesPlacesForSlots(SqliteSink):
+    def _lost(self, database: sqlite3.Connection, order: CommitOrder[SqliteHandle]) -> list[int]:
+        places = tuple(replace(share, slot=place) for place, share in enumerate(order.shares))
+        return super()._lost(database, replace(order, shares=places))
+
+
+class CountsInTheSink(SqliteSink):
+    counted = 0
+
+    def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
+        return _CountsInTheSink(self, plan.prepared.owner, task.attempt)
+
+
+class _CountsInTheSink(SqliteTransaction):
+    _sink: CountsInTheSink
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        super().write(batch)
+        self._sink.counted += batch.num_rows
+
+    def pre_commit(self) -> SqliteHandle:
+        counted, self._sink.counted = self._sink.counted, 0
+        return SqliteHandle(counted)
+
+
 class ForgetsTheRestOfABuffer(SqliteSink):
     def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
         return _ForgetsTheRest(self, plan.prepared.owner, task.attempt)

@@ -10,7 +10,7 @@
 
 It never comes to an orderly end, at which a client might still finish something; and nothing of this process's memory is in it. It
 is a fork of a *nursery*, a process that was started for this alone and has imported modules and done nothing else: to start Python
-anew for each would take a second.
+anew for each would take a second, and so would it to import again what others before it have needed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _DIES_WITHIN_S = 60.0
 _POLL_S = 0.001
 _STOP, _ANSWER, _ERROR = b"s", b"a", b"e"
 _MANY_BYTES = 1 << 16
+_imported: set[str] = set()
+"""What other processes have imported so far: the nursery does so for all that come after them."""
 _AHEAD = 100
 """Stops that are passed without a word to and fro for each; few enough for the socket to hold all that is said about them."""
 
@@ -55,9 +57,10 @@ class OtherProcess:
         self.answer: Any = None
         self._socket, its = socket.socketpair()
         self._said = self._socket.makefile("rb")
-        modules = sorted({function.__module__, *(type(argument).__module__ for argument in arguments)})
+        modules = sorted({function.__module__, *(type(argument).__module__ for argument in arguments), *_imported})
         with its:
             socket.send_fds(_nursery(os.getpid()), [pickle.dumps((sys.path, modules))], [its.fileno()])
+        _imported.clear()
         self._socket.sendall(pickle.dumps(pickle.dumps((function, arguments))))
         pid = self._said.readline()
         if not pid:
@@ -83,7 +86,8 @@ class OtherProcess:
         if said != _ANSWER:
             raise AssertionError(f"the other process failed:\n{rest.decode()}")
         self._wait()
-        self.answer = pickle.loads(rest)
+        self.answer, imported = pickle.loads(rest)
+        _imported.update(imported)
         return False
 
     def go_on(self, stops: int = 1) -> None:
@@ -159,7 +163,7 @@ def serve(descriptor: int) -> None:
                 return
             sys.path[:], modules = pickle.loads(said)
             for name in modules:
-                with suppress(ImportError):  # raised again where it is needed
+                with suppress(Exception):  # raised again where it is needed
                     importlib.import_module(name)
             if os.fork() == 0:
                 asked.close()
@@ -179,8 +183,9 @@ def _call(connection: socket.socket) -> NoReturn:
     _heard, _answers = connection.makefile("rb"), connection.makefile("wb")
     _say(f"{os.getpid()}\n".encode())
     try:
+        known = set(sys.modules)
         function, arguments = pickle.loads(pickle.load(_heard))
-        answer = _ANSWER + pickle.dumps(function(*arguments))
+        answer = _ANSWER + pickle.dumps((function(*arguments), sorted(set(sys.modules) - known)))
     except BaseException:  # noqa: BLE001 - told to whoever has asked
         answer = _ERROR + traceback.format_exc().encode()
     _say(answer)

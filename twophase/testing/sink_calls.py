@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from twophase.errors import Fenced
+from twophase.errors import Fenced, NotCommitted, OutcomeUnknown
 from twophase.identity import Generation, Owner
 from twophase.query import AnySink
 from twophase.sink import CommitOrder, Outcome, Plan, Share, Task
@@ -23,6 +20,36 @@ from twophase.testing.other_process import stop
 from twophase.testing.sink_steps import voted
 
 Error = Callable[[str], Exception]
+MANY_TIMES = 2
+"""A call that is made again and again at one place is told apart so many times."""
+
+
+class Place(NamedTuple):
+    """A call that the sink's own code makes: where, and for the how manieth time there."""
+
+    stop: Stop
+    time: int
+
+
+def spread(places: Sequence[Place], many: int) -> Sequence[Place]:
+    """So many of them at the most, from the first to the last."""
+    return places[:: -(-len(places) // many)] if places else places
+
+
+class _Passed:
+    def __init__(self) -> None:
+        self._times: dict[Stop, int] = {}
+
+    def place(self, stop: Stop) -> Place:
+        self._times[stop] = self._times.get(stop, 0) + 1
+        return Place(stop, self._times[stop])
+
+
+def _packages(sink: AnySink) -> set[str]:
+    return {kind.__module__.partition(".")[0] for kind in type(sink).__mro__}
+
+
+# ---- calls that come to their end ----
 
 
 def commit_twice(sink: AnySink, order: CommitOrder[Any]) -> tuple[Mapping[int, str], list[Outcome]]:
@@ -30,12 +57,19 @@ def commit_twice(sink: AnySink, order: CommitOrder[Any]) -> tuple[Mapping[int, s
     return dict(sink.alive(order)), [sink.commit(order), sink.commit(order)]
 
 
-def commit_with_stops(sink: AnySink, order: CommitOrder[Any]) -> Outcome | str:
-    """Commit, and stop after each call. It may be told that it comes too late, if somebody has overtaken it."""
+def commit_with_stops(sink: AnySink, order: CommitOrder[Any]) -> Outcome:
+    """Commit, and stop after each call, whoever makes it."""
     with stopping(lambda _: stop()):
+        return sink.commit(order)
+
+
+def commit_standing_at(sink: AnySink, order: CommitOrder[Any], place: Place) -> Outcome | str:
+    """Commit, and stop at one place. It may be told that it comes too late, or can't know, if somebody has overtaken it."""
+    passed = _Passed()
+    with stopping_in(_packages(sink), lambda at: stop() if passed.place(at) == place else None):
         try:
             return sink.commit(order)
-        except Fenced as error:
+        except (Fenced, OutcomeUnknown) as error:
             return str(error)
 
 
@@ -46,79 +80,85 @@ def sweep(sink: AnySink, owner: Owner, seen_from: Generation) -> set[str]:
     return {left.mark for left in staged}
 
 
-def vote(sink: AnySink, plan: Plan, task: Task, batch: pa.RecordBatch) -> Share[Any]:
+def vote(sink: AnySink, plan: Plan, task: Task, *batches: pa.RecordBatch) -> Share[Any]:
     transaction = sink.begin(plan, task)
-    transaction.write(batch)
-    return voted(sink, transaction, task, batch)
+    for batch in batches:
+        transaction.write(batch)
+    return voted(sink, transaction, task, *batches)
 
 
 # ---- calls that fail ----
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a verb answered, or that it raised; and where it stopped on its way."""
+class Called:
+    """What a verb answered, or that it raised; and the calls that it made on its way."""
 
-    answer: frozenset[Any]
+    answer: Any
     raised: str | None
-    stops: Sequence[Stop]
-    imported: Sequence[str]
-    """The modules that were imported only now."""
+    is_verdict: bool
+    """It raised what says that nothing is visible and nothing will be, or that somebody else has gone on."""
+    places: Sequence[Place]
 
 
-def asked_with_failures(
-    sink: AnySink, verb: str, arguments: Sequence[Any], errors: Sequence[Error], many: int
-) -> list[Asked]:
-    """Ask without a failure; then again and again, with one call that fails: each place in turn, or `many` of them."""
-    first = _in_a_fork(sink, verb, arguments, None, None)
-    for name in first.imported:  # once for all forks, as far as it has a file
-        with suppress(ImportError):
-            importlib.import_module(name)
-    places = sorted({stop: at for at, stop in reversed(list(enumerate(first.stops)))}.values())
-    chosen = places[:: -(-len(places) // many)] if places else []
-    return [first, *(_in_a_fork(sink, verb, arguments, at, error) for error in errors for at in chosen)]
+def called(
+    sink: AnySink, verb: str, arguments: Sequence[Any], failing: Place | None = None, error: Error | None = None
+) -> Called:
+    """Call a verb. One of its calls may fail: it was made, and is heard to have gone wrong, as when its reply is lost."""
+    places: list[Place] = []
+    passed = _Passed()
+
+    def stopped(at: Stop) -> None:
+        place = passed.place(at)
+        if place.time <= MANY_TIMES:
+            places.append(place)
+        if error is not None and place == failing:
+            raise error(f"a call has failed: {at}")
+
+    try:
+        with stopping_in(_packages(sink), stopped):
+            answer = _VERBS[verb](sink, *arguments)
+    except Exception as raised:  # noqa: BLE001 - whatever a sink raises is not an answer
+        return Called(None, repr(raised), isinstance(raised, (NotCommitted, Fenced)), places)
+    return Called(answer, None, False, places)
 
 
-def _in_a_fork(sink: AnySink, verb: str, arguments: Sequence[Any], failing: int | None, error: Error | None) -> Asked:
+def called_with_failures(
+    sink: AnySink, verb: str, arguments: Sequence[Any], places: Sequence[Place], errors: Sequence[Error]
+) -> list[Called]:
+    """Again and again, each time with one call that fails. For verbs that change nothing."""
+    return [_in_a_fork(sink, verb, arguments, place, error) for error in errors for place in places]
+
+
+def _in_a_fork(
+    sink: AnySink, verb: str, arguments: Sequence[Any], failing: Place | None, error: Error | None
+) -> Called:
     """In a process of its own each time: a client may keep connections, which a failure has left in the middle of something."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         with os.fdopen(writing, "wb") as answers:
-            answers.write(pickle.dumps(_asked(sink, verb, arguments, failing, error)))
+            answers.write(pickle.dumps(called(sink, verb, arguments, failing, error)))
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(writing)
     with os.fdopen(reading, "rb") as answers:
         said = answers.read()
     os.waitpid(child, 0)
-    asked = pickle.loads(said)
-    assert isinstance(asked, Asked)
-    return asked
-
-
-def _asked(sink: AnySink, verb: str, arguments: Sequence[Any], failing: int | None, error: Error | None) -> Asked:
-    stops: list[Stop] = []
-    known = set(sys.modules)
-
-    def stopped(at: Stop) -> None:
-        stops.append(at)
-        if error is not None and len(stops) - 1 == failing:
-            raise error(f"a call has failed: {at}")
-
-    try:
-        with stopping_in({kind.__module__.partition(".")[0] for kind in type(sink).__mro__}, stopped):
-            answer = _ANSWERS[verb](sink, *arguments)
-    except Exception as raised:  # noqa: BLE001 - whatever a sink raises is not an answer
-        return Asked(frozenset(), repr(raised), stops, [])
-    return Asked(answer, None, stops, sorted(set(sys.modules) - known))
+    answered = pickle.loads(said)
+    assert isinstance(answered, Called)
+    return answered
 
 
 def _marks(leftovers: Iterable[Any]) -> frozenset[str]:
     return frozenset(left.mark for left in leftovers)
 
 
-_ANSWERS: Mapping[str, Callable[..., frozenset[Any]]] = {
+_VERBS: Mapping[str, Callable[..., Any]] = {
     "status": lambda sink, owner: frozenset(sink.status(owner, settled=False).markers.items()),
     "alive": lambda sink, order: frozenset(sink.alive(order)),
     "leftovers": lambda sink, owner, seen_from: _marks(sink.leftovers(owner, seen_from=seen_from)),
+    "commit": lambda sink, order: sink.commit(order),
+    "abort": lambda sink, owner, leftovers: sink.abort(owner, leftovers),
+    "vote": vote,
 }
+"""The verbs of a driver, and all that a task does up to its vote."""

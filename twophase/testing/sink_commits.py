@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from twophase.errors import Fenced, NotCommitted, OutcomeUnknown, TwophaseError
 from twophase.identity import Epoch, Generation
 from twophase.sink import WHOLE, CommitOrder, Leftover, Marker, Outcome, Share, Status, Transaction
 from twophase.testing.sink_capabilities import only_if
-from twophase.testing.sink_steps import SinkSteps, travelled
+from twophase.testing.sink_steps import SinkSteps, epoch_of, travelled
 
 SMALL_HANDLE_BYTES = 4096
 
@@ -140,6 +140,17 @@ class SinkCommits:
         assert steps.commit(order) is Outcome.COMMITTED
         assert steps.visible() == [1, 2]
 
+    def test_a_target_without_a_marker_takes_no_order_that_moves_one(self, steps: SinkSteps) -> None:
+        """The table was made anew, and the decision is about what was before: its rows alone would be a hole."""
+        only_if(steps, atomic=True)
+        order = steps.decided(0, [1])
+        before = Marker(steps.owner, epoch_of(0), f"{steps.ledger}.9999")
+        with pytest.raises((Fenced, NotCommitted)):
+            steps.commit(replace(order, epoch=epoch_of(1), origin=before))
+        assert (steps.visible(), steps.marker()) == ([], None)
+        assert steps.commit(order) is Outcome.COMMITTED
+        assert steps.visible() == [1]
+
     def test_an_order_of_another_epoch_can_not_set_the_marker_back(self, steps: SinkSteps) -> None:
         """A decision about epoch 0 that nobody committed arrives when the target is at epoch 1."""
         only_if(steps, atomic=True)
@@ -178,6 +189,25 @@ class SinkCommits:
                 assert set(caught.value.dead_slots) == lost
                 kept = {share.slot for share in order.shares} - lost
                 assert steps.visible() == sorted([1, *(slot + 2 for slot in kept)]), "what is not dead is committed"
+
+    def test_shares_may_be_named_in_any_order(self, steps: SinkSteps) -> None:
+        """A slot is what a share says, and not its place: to be alive, to be dead, and to be shown."""
+        steps.epoch(0, [0])
+        plan = steps.prepare(1)
+        shares = [steps.share(plan, slot, [slot + 1]) for slot in range(4)]
+        order = steps.order(plan, shares[2], shares[0], shares[3], shares[1])
+        assert steps.sink().alive(order) == {}
+        steps.target.lose(steps.owner, shares[3])
+        assert 3 in steps.sink().alive(order)
+        with pytest.raises(NotCommitted) as caught:
+            steps.commit(order)
+        assert 3 in caught.value.dead_slots
+        steps.sweep()
+        if steps.sink().capabilities.atomic:
+            plan = steps.prepare(1)
+            shares = [steps.share(plan, slot, [slot + 1]) for slot in range(3)]
+            steps.commit(steps.order(plan, shares[1], shares[2], shares[0]))
+        assert (steps.visible(), list(steps.target.residue())) == ([0, 1, 2, 3], [])
 
     def test_a_share_that_is_lost_after_it_was_asked_about_is_dead_to_the_same_object_too(
         self, steps: SinkSteps
@@ -319,18 +349,17 @@ class SinkCommits:
     # ---- leftovers ----
 
     def test_everything_that_is_staged_is_listed_with_its_generation(self, steps: SinkSteps) -> None:
-        """Shares of two generations of one ledger and of one of another: all are listed, none is once it is visible."""
+        """Shares of two generations of one ledger, and of others with lower and higher numbers: all are listed; none, once it is
+        visible."""
         steps.epoch(0, [1])
         assert steps.leftovers() == []
         staged = [steps.decided(1, [2], [3]), steps.decided(1, [4])]
-        other_ledger = replace(steps, ledger="other0ledger", _records=0)
-        staged.append(other_ledger.decided(1, [5]))
-        expected = {(s.attempt.generation, steps.sink().mark(s)) for order in staged for s in order.shares}
-        assert {(left.generation, left.mark) for left in steps.leftovers()} >= expected
+        for ledger, records in (("other0ledger", 0), ("another0ledger", 1000)):
+            staged.append(replace(steps, ledger=ledger, _records=records).decided(1, [5]))
+        assert _names(steps, steps.leftovers()) >= _names(steps, *(order.shares for order in staged))
         assert all(left.what for left in steps.leftovers())
         steps.commit(staged[0])
-        still = {(s.attempt.generation, steps.sink().mark(s)) for order in staged[1:] for s in order.shares}
-        assert {(left.generation, left.mark) for left in steps.leftovers()} >= still
+        assert _names(steps, steps.leftovers()) >= _names(steps, *(order.shares for order in staged[1:]))
         assert not steps.marks() & {steps.sink().mark(share) for share in staged[0].shares}
         steps.sweep()
         assert steps.leftovers() == []
@@ -522,3 +551,13 @@ class SinkCommits:
             goes_on()
         except TwophaseError:
             late.abort()
+
+
+def _names(steps: SinkSteps, *staged: Iterable[Share[Any] | Leftover[Any]]) -> set[tuple[Generation | str, str]]:
+    """Marks, with their generations; of other ledgers' there may be no more to tell than whose they are (see `Sink.leftovers`)."""
+    named = set[tuple[Generation | str, str]]()
+    for each in itertools.chain(*staged):
+        mark = each.mark if isinstance(each, Leftover) else steps.sink().mark(each)
+        generation = each.generation if isinstance(each, Leftover) else each.attempt.generation
+        named.add((generation if generation.ledger == steps.ledger else generation.ledger, mark))
+    return named

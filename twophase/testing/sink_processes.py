@@ -16,21 +16,21 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
-from twophase.identity import Generation
+from twophase.identity import Generation, Owner
 from twophase.sink import CommitOrder, Outcome
 from twophase.testing import sink_calls
 from twophase.testing.other_process import OtherProcess, answer_of
+from twophase.testing.sink_calls import Place
 from twophase.testing.sink_capabilities import only_if, only_if_target
 from twophase.testing.sink_steps import SinkSteps
 
 PATIENCE_S = 5.0
 """How long a commit stands still for a reader. One that waits in turn for the commit (for a lock) sees nothing until it goes on."""
 _SUCCEEDS_WITHIN_S = 60.0
-OVERTAKES_WITHIN_S = 1.0
-"""How long the successor has for its commit before it is taken to wait for the one that stands still."""
-MANY_OVERTAKEN = 6
-MANY_FAILURES = 12
-"""Of the places where a verb makes a call: so many are chosen, from the first to the last."""
+OVERTAKES_WITHIN_S = 0.3
+"""How long the successor has before it is taken to wait for the one that stands still."""
+MANY_OVERTAKEN = 40
+"""Of the places where a commit makes a call: so many are chosen, from the first to the last."""
 
 
 class SinkProcesses:
@@ -108,45 +108,36 @@ class SinkProcesses:
     def test_a_commit_that_stood_still_while_another_came_to_its_end_shows_nothing_twice(
         self, steps: SinkSteps
     ) -> None:
-        """Another process commits, and stands still after one of its calls, then after another. Each time the same decision is
-        committed here, by a successor that takes it for dead, and the next epoch after it; then it goes on. No row is shown again,
-        and the marker is where the successor has put it."""
+        """Another process commits, and stands still where the sink has made a call, then where it has made another. Each time the
+        same decision is committed here, by a successor that takes it for dead, and the next epoch after it; then it goes on. No
+        row is shown again, and the marker is where the successor has put it."""
         only_if(steps, atomic=True)
         only_if_target(steps, outlives_process=True)
-        with _committing(steps, steps.decided(0, [0], [1])) as commit:
-            stops = commit.passes()
-        expected = [0, 1]
-        for number, stop in enumerate(range(1, stops + 1, -(-stops // MANY_OVERTAKEN)), start=1):
+        expected, order = [0, 1], steps.decided(0, [0], [1])
+        for number, place in enumerate(_places(steps, order), start=1):
             order = steps.decided(2 * number - 1, [3 * number], [3 * number + 1])
-            with _committing(steps, order) as commit:
-                last = commit.overtaken_at(stop, order, lambda at=number: steps.epoch(2 * at, [3 * at + 2]))  # type: ignore[misc]
+
+            def succeeds(order: CommitOrder[Any] = order, number: int = number) -> CommitOrder[Any]:
+                steps.commit(order)
+                return steps.epoch(2 * number, [3 * number + 2])
+
+            last = _overtaken(steps, order, place, succeeds)
             expected += [3 * number, 3 * number + 1, 3 * number + 2]
-            assert steps.visible() == expected, f"overtaken at stop {stop} of {stops}"
-            assert steps.marker() == last.marker, f"overtaken at stop {stop} of {stops}, it set the marker back"
+            assert steps.visible() == expected, f"overtaken at {place}"
+            assert steps.marker() == last.marker, f"overtaken at {place}, it set the marker back"
 
-    # ---- calls that fail ----
-
-    def test_what_can_not_be_asked_is_an_error_and_never_an_answer(self, steps: SinkSteps) -> None:
-        """Each call of status, alive and leftovers fails in turn: the verb raises, or answers what it answers without."""
+    def test_a_commit_that_stood_still_while_another_owner_went_on_takes_nothing_back(self, steps: SinkSteps) -> None:
+        """The same, and meanwhile an epoch of another owner comes to its end. Both are visible, and both markers are there."""
+        only_if(steps, atomic=True, several_owners=True)
         only_if_target(steps, outlives_process=True)
-        steps.epoch(0, [1], [2])
-        order = steps.decided(1, [3], [4])
-        steps.target.lose(steps.owner, order.shares[1])
-        steps.decided(1, [5])
-        seen_from = Generation(steps.ledger, steps.generation().number + 1)
-        asking: dict[str, Sequence[Any]] = {
-            "status": [steps.owner],
-            "alive": [order],
-            "leftovers": [steps.owner, seen_from],
-        }
-        for verb, arguments in asking.items():
-            errors, sink = steps.target.client_errors, steps.sink()
-            right, *others = answer_of(sink_calls.asked_with_failures, sink, verb, arguments, errors, MANY_FAILURES)
-            assert right.raised is None
-            assert right.answer, f"{verb} has something to answer"
-            assert [asked.raised for asked in others if asked.raised], f"no call of {verb} could be made to fail"
-            wrong = [asked for asked in others if asked.raised is None and asked.answer != right.answer]
-            assert [(verb, asked.stops[-1], asked.answer) for asked in wrong] == []
+        other = steps.as_(Owner("another", steps.owner.sink))
+        expected, order = [0, 1], steps.decided(0, [0], [1])
+        for number, place in enumerate(_places(steps, order), start=1):
+            order = steps.decided(number, [3 * number], [3 * number + 1])
+            last = _overtaken(steps, order, place, lambda at=number: other.epoch(at, [3 * at + 2]))  # type: ignore[misc]
+            expected += [3 * number, 3 * number + 1, 3 * number + 2]
+            assert steps.visible() == expected, f"another owner went on at {place}"
+            assert (steps.marker(), other.marker()) == (order.marker, last.marker), f"another owner went on at {place}"
 
 
 # ---- parts of tests ----
@@ -167,26 +158,6 @@ class _Commit:
             self._other.go_on()
         return seen
 
-    def passes(self) -> int:
-        """Let it come to its end; how many stops there were."""
-        return self._other.passes()
-
-    def overtaken_at(
-        self, stops: int, order: CommitOrder[Any], go_on: Callable[[], CommitOrder[Any]]
-    ) -> CommitOrder[Any]:
-        """Let it stand still there while the order is committed here, and another after it; then let it go on. The last order."""
-        stands = self._other.passes(stops - 1) == stops - 1 and self._other.goes_on()
-
-        def successor() -> CommitOrder[Any]:
-            self._steps.commit(order)
-            return go_on()
-
-        succeeding = self._reader.submit(successor)
-        wait([succeeding], OVERTAKES_WITHIN_S)
-        if stands:
-            self._other.passes()
-        return succeeding.result(_SUCCEEDS_WITHIN_S)
-
     def killed_at(self, stops: int) -> None:
         """The first stop is 1; if there are less, it was killed when it was done."""
         for _ in range(stops - 1):
@@ -205,6 +176,29 @@ class _Commit:
             return None
         rows, self._looking = self._looking.result(), None
         return rows
+
+
+def _places(steps: SinkSteps, order: CommitOrder[Any]) -> Sequence[Place]:
+    """Where a commit makes its calls."""
+    done = answer_of(sink_calls.called, steps.sink(), "commit", [order])
+    assert done.answer is Outcome.COMMITTED, done.raised
+    return sink_calls.spread(done.places, MANY_OVERTAKEN)
+
+
+def _overtaken(
+    steps: SinkSteps, order: CommitOrder[Any], place: Place, succeeds: Callable[[], CommitOrder[Any]]
+) -> CommitOrder[Any]:
+    """Let a commit stand still there while somebody succeeds, or waits for it; then let it go on. What has succeeded."""
+    with (
+        ThreadPoolExecutor(1) as thread,
+        OtherProcess(sink_calls.commit_standing_at, steps.sink(), order, place) as other,
+    ):
+        stands = other.goes_on()
+        succeeding = thread.submit(succeeds)
+        wait([succeeding], OVERTAKES_WITHIN_S)
+        if stands:
+            other.passes()
+        return succeeding.result(_SUCCEEDS_WITHIN_S)
 
 
 @contextmanager

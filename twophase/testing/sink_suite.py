@@ -15,7 +15,8 @@
 `SinkRows`          no rows, many rows and slots, order, borrowed memory, every Arrow type
 `SinkOwners`        fences, several owners or one, take-over, hostile names
 `SinkLikeness`      equal rows, names that are nearly the same, two that commit at once
-`SinkProcesses`     other processes that commit, delete, look, and are killed within a commit; calls that fail
+`SinkProcesses`     other processes that commit, delete, look, and are killed or overtaken within a commit
+`SinkFailures`      calls to the target that fail, whichever it is, in each verb and in tasks
 `SinkQueries`       the real coordinator: crashes at every step, revisions, replays, other queries
 ==================  =====================================================================================
 
@@ -30,6 +31,7 @@ import pytest
 
 pytest.register_assert_rewrite(
     "twophase.testing.sink_commits",
+    "twophase.testing.sink_failures",
     "twophase.testing.sink_likeness",
     "twophase.testing.sink_owners",
     "twophase.testing.sink_processes",
@@ -39,6 +41,7 @@ pytest.register_assert_rewrite(
 
 from twophase.testing.query_steps import QuerySteps  # noqa: E402 - asserts are rewritten when a module is imported
 from twophase.testing.sink_commits import SinkCommits  # noqa: E402
+from twophase.testing.sink_failures import SinkFailures  # noqa: E402
 from twophase.testing.sink_likeness import SinkLikeness  # noqa: E402
 from twophase.testing.sink_owners import SinkOwners  # noqa: E402
 from twophase.testing.sink_processes import SinkProcesses  # noqa: E402
@@ -50,7 +53,7 @@ from twophase.testing.sink_target import SinkTarget  # noqa: E402
 __all__ = ["SinkSuite", "SinkTarget"]
 
 
-class SinkSuite(SinkCommits, SinkRows, SinkOwners, SinkLikeness, SinkProcesses, SinkQueries):
+class SinkSuite(SinkCommits, SinkRows, SinkOwners, SinkLikeness, SinkProcesses, SinkFailures, SinkQueries):
     """Adopt it by a subclass with the fixture `target`."""
 
     @pytest.fixture

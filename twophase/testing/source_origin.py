@@ -38,6 +38,12 @@ class SourceOrigin(ABC):
     loses_any_unit: bool = True
     """Whether a unit can be lost while older ones are there; False for what is only ever cut off at its old end."""
 
+    notices_unseen: bool = True
+    """Whether it is known of a unit that it was there, before it was offered; False for files in a folder."""
+    many_units: int = 1100
+    """More than what a service lists at once."""
+    many_rows: int = 10_007
+
     # ---- what rarely needs another answer ----
 
     def add_changed(self, values: Sequence[int]) -> bool:

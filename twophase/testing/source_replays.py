@@ -150,10 +150,23 @@ class SourceReplays:
         assert [len(rows) for rows in self._followed(full, ReadLimit(rows=5))] in ([4, 4, 2], [5, 5])
 
     def test_a_limit_of_bytes_is_kept(self, full: SourceOrigin) -> None:
-        """A limit of one byte: a unit at a time."""
+        """A limit of one byte: a unit at a time, whatever the limit of rows is."""
         if "bytes" not in full.limits:
             pytest.skip("by claim: this is for sources with limits of bytes")
-        assert len(list(self._followed(full, ReadLimit(bytes=1)))) == len(UNITS)
+        for limit in (ReadLimit(bytes=1), ReadLimit(rows=1000, bytes=1)):
+            assert len(list(self._followed(full, limit))) == len(UNITS)
+
+    def test_many_units_and_many_rows_are_all_given(self, origin: SourceOrigin) -> None:
+        """A thousand units and more (or `many_units`), one of them with ten thousand rows (or `many_rows`): in one range, in a
+        few, and in their order from range to range."""
+        count, many = origin.many_units, origin.many_rows
+        for value in range(count):
+            origin.add([value] if value != 11 else [value, *range(count, count + many)])
+        assert [sorted(rows) for rows in self._followed(origin, NO_LIMIT)] == [list(range(count + many))]
+        ranges = [sorted(rows) for rows in self._followed(origin, ReadLimit(rows=many))]
+        assert sorted(row for rows in ranges for row in rows) == list(range(count + many))
+        firsts = [rows[0] for rows in ranges]
+        assert firsts == sorted(firsts), "ranges are in the order of arrival"
 
     def test_nothing_new_is_the_same_offset_and_no_rows(self, full: SourceOrigin) -> None:
         """At the end of what is there: latest gives back where it began, under any limit, and the range is empty."""
@@ -185,14 +198,15 @@ class SourceReplays:
         assert sorted(rows_of(full, full.source(), source.earliest(), source.newest())) == ALL
         assert source.newest() == full.source().newest()
 
-    def test_a_bounded_run_takes_what_was_there_when_it_began(self, full: SourceOrigin) -> None:
+    @pytest.mark.parametrize("limit", [ReadLimit(rows=4), ReadLimit(bytes=1), ReadLimit(rows=4, bytes=1000)], ids=str)
+    def test_a_bounded_run_takes_what_was_there_when_it_began(self, full: SourceOrigin, limit: ReadLimit) -> None:
         """Trigger availableNow: units that arrive later are not taken, in however many ranges it is done."""
         until = full.source().newest()
         full.add([100])
         source = full.source()
         at, taken = source.earliest(), list[int]()
         for _ in range(100):
-            end = full.source().latest(at, ReadLimit(rows=4), until=until)
+            end = full.source().latest(at, limit, until=until)
             if end == at:
                 break
             taken += rows_of(full, source, at, end)
@@ -253,6 +267,28 @@ class SourceReplays:
         with pytest.raises(DataLost):
             list(itertools.chain.from_iterable(map(source.read, splits)))
 
+    @pytest.mark.parametrize("unit", [0, 2], ids=["oldest", "middle"])
+    def test_what_vanished_before_it_was_offered_is_not_jumped_over(self, full: SourceOrigin, unit: int) -> None:
+        """The query knows where it is, and is not running: what it finds gone when it asks for more is lost all the same."""
+        if unit and not full.loses_any_unit:
+            pytest.skip("by claim: this is for origins with loses_any_unit=True")
+        if not full.notices_unseen:
+            pytest.skip("by claim: this is for origins with notices_unseen=True")
+        start = full.source().earliest()
+        name = full.lose(unit)
+        taken = list[int]()
+
+        def go_on(at: str = start) -> None:
+            for _ in UNITS:
+                end = full.source().latest(at, ReadLimit(rows=2))
+                taken.extend(rows_of(full, full.source(), at, end))
+                at = end
+
+        with pytest.raises(DataLost) as caught:
+            go_on()
+        assert name in str(caught.value)
+        assert taken == ALL[: len(taken)]
+
     def test_what_was_changed_where_it_lies_is_refused_or_read_as_it_was(self, full: SourceOrigin) -> None:
         """A range is read, and then one of its units is edited: a replay gives the same rows, or DataLost; never other rows."""
         source = full.source()
@@ -268,7 +304,7 @@ class SourceReplays:
     def _followed(self, origin: SourceOrigin, limit: ReadLimit) -> Iterator[list[int]]:
         """What each range takes until there is nothing more; each by a source of its own."""
         at = origin.source().earliest()
-        for _ in range(100):
+        for _ in range(100 + origin.many_units):
             end = origin.source().latest(at, limit)
             if end == at:
                 return
