@@ -26,6 +26,7 @@ class PlainTopic(SourceOrigin):
     def __init__(self, bootstrap: str):
         self.bootstrap, self.topic = bootstrap, f"numbers-{uuid.uuid4().hex}"
         create_topic(bootstrap, self.topic)
+        self._producer: Any = None
         self.sizes: list[int] = []
 
     def source(self, **options: Any) -> KafkaSource:
@@ -37,10 +38,11 @@ class PlainTopic(SourceOrigin):
         return self.source(min_partitions=tasks)
 
     def add(self, values: Sequence[int]) -> None:
-        producer = producer_in_order(self.bootstrap, **{"linger.ms": 0})
+        if self._producer is None:
+            self._producer = producer_in_order(self.bootstrap, **{"linger.ms": 0})
         for value in values:
-            producer.produce(self.topic, str(value).encode())
-        assert producer.flush(30) == 0
+            self._producer.produce(self.topic, str(value).encode())
+        assert self._producer.flush(30) == 0
         self.sizes.append(len(values))
 
     def lose(self, unit: int) -> str:
@@ -60,10 +62,6 @@ class TopicOfTransactions(PlainTopic):
     """A unit is a transaction. Before it one was aborted, so that no unit begins where the last one has ended."""
 
     limits = frozenset()
-
-    def __init__(self, bootstrap: str):
-        super().__init__(bootstrap)
-        self._producer: Any = None
 
     def add(self, values: Sequence[int]) -> None:
         if self._producer is None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,35 @@ def test_a_value_that_only_equals_the_written_one_is_a_stranger(written: Any, re
         f"read 0: row {read!r} is there that nobody wrote",
     ]
     assert len(checkers.same_rows([[written], [read]])) == 2
+
+
+@pytest.mark.parametrize("decided", [None, 0])
+def test_what_is_committed_and_was_not_decided_is_found(decided: int | None) -> None:
+    history = History(WRITTEN, [Read([], None, 1), Read([], 1, decided)])
+    assert checkers.nothing_early(history) == ["read 1: epoch 1 was committed, and nobody has decided it"]
+
+
+def test_what_was_committed_once_is_so_for_later_reads_that_do_not_know_it() -> None:
+    history = History(WRITTEN, [Read([1, 2, 3], 0, 0), Read([], None, 0)])
+    assert checkers.no_loss(history) == ["read 1: epoch 0 was committed, and rows 1, 2, 3 are missing"]
+
+
+def test_numbers_of_data_frames_are_numbers() -> None:
+    read = Read([np.int64(1), np.float64(0.5), (np.int32(2), np.bool_(True))], 0, 0)
+    assert violations(History({0: [[1, 0.5, (2, True)]]}, [read]), atomic=True, ordered=True) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([0, 1, 2], ""),
+        ([0, 2, 2], "row 1 of 3 is 2, and 1 was expected, of 3"),
+        ([0, 1], "row 2 of 2 is nothing, and 2 was expected, of 3"),
+        ([0, 1, 2, 3], "row 3 of 4 is 3, and nothing was expected, of 3"),
+    ],
+)
+def test_a_difference_is_where_two_lists_differ_first(found: list[int], said: str) -> None:
+    assert checkers.difference(found, range(3)) == said
 
 
 def test_what_was_never_read_is_not_called_right() -> None:

@@ -60,9 +60,10 @@ class TestSqliteSink(SinkSuite):
 def test_the_page_about_testing_shows_the_example_as_it_is() -> None:
     root = Path(__file__).resolve().parent.parent
     page = (root / "docs" / "testing.md").read_text("utf-8")
-    shown = [block for title in ("One file", "The example sink") for block in blocks(section(page, title), "python")]
-    files = [Path(__file__), root / "examples" / "sqlite_sink.py"]
+    titles = ("One file", "The example sink", "A source")
+    shown = [block for title in titles for block in blocks(section(page, title), "python")]
+    files = [Path(__file__), root / "examples" / "sqlite_sink.py", root / "tests" / "test_conformance_files_source.py"]
     code = "\n".join(file.read_text("utf-8") for file in files)
 
-    assert len(shown) == 3
+    assert len(shown) == 5
     assert [block for block in shown if block not in code and indent(block, "    ") not in code] == []

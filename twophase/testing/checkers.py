@@ -8,7 +8,7 @@
 no_loss           a read has every row of every epoch that was committed when it began
 no_duplicate      no row is there twice
 no_stranger       no row is there that nobody wrote
-nothing_early     no row is there of an epoch that was not decided when the read ended
+nothing_early     no row is there, and nothing committed, of an epoch that was not decided when the read ended
 no_torn_epoch     an epoch is there whole or not at all                             (sinks that are atomic across tasks)
 gapless_prefix    no row is there of an epoch whose predecessors are not there whole
 nothing_vanishes  what one read has seen, every later one sees
@@ -16,6 +16,7 @@ in_order          rows of one slot of an epoch are in the order in which they we
 in_its_epoch      a row is shown under the epoch that wrote it                      (targets that show epochs)
 no_residue        nothing is staged any more
 same_rows         every replay of a range gives the same rows                                            (sources)
+difference        where two long lists of rows differ first
 ================  ==============================================================================================
 
 Rows are any hashable values, and no two of a history are the same: only so can a row be traced to its epoch. Values are the same if
@@ -30,7 +31,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 Row = Hashable
 Slots = Sequence[Sequence[Row]]
@@ -66,8 +67,12 @@ class History:
 
     @cached_property
     def seen(self) -> Sequence[Read]:
-        """The reads, with rows that can be compared."""
-        return [replace(read, rows=exact(read.rows)) for read in self.reads]
+        """The reads, with rows that can be compared. What was committed for one of them is so for all after it."""
+        seen, committed = list[Read](), list[int]()
+        for read in self.reads:
+            committed += [] if read.committed is None else [read.committed]
+            seen.append(replace(read, rows=exact(read.rows), committed=max(committed, default=None)))
+        return seen
 
     @cached_property
     def origin(self) -> Mapping[Row, tuple[int, int, int]]:
@@ -108,6 +113,8 @@ def exact(rows: Iterable[Row]) -> list[Row]:
 
 
 def _looks(value: object) -> Hashable:
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()  # what readers of data frames have for Python's numbers
     if isinstance(value, tuple):
         return (type(value), *map(_looks, value))
     if isinstance(value, frozenset):
@@ -170,6 +177,8 @@ def nothing_early(history: History) -> list[str]:
 
 def _nothing_early(history: History) -> Iterator[str]:
     for at, read in enumerate(history.seen):
+        if read.committed is not None and (read.decided is None or read.committed > read.decided):
+            yield f"{_read(at)}: epoch {read.committed} was committed, and nobody has decided it"
         for epoch, rows in _seen_by_epoch(history, read).items():
             if read.decided is None or epoch > read.decided:
                 yield f"{_read(at)}: epoch {epoch} was not decided, and {_rows(rows)} there"
@@ -262,6 +271,14 @@ def _same_rows(replays: Sequence[Sequence[Row]], *, ordered: bool) -> Iterator[s
             yield f"replay {at}: {_rows(list((now - first).elements()))} there that the first did not give"
         if ordered and first == now and exact(rows) != exact(replays[0]):
             yield f"replay {at}: the rows are in another order"
+
+
+def difference(found: Sequence[Row], expected: Sequence[Row]) -> str:
+    """Where two long lists differ first; nothing if they are equal. pytest takes minutes to tell the difference of thousands."""
+    for at, (one, other) in enumerate(zip_longest(found, expected, fillvalue="nothing")):
+        if one != other:
+            return f"row {at} of {len(found):,} is {one}, and {other} was expected, of {len(expected):,}"
+    return ""
 
 
 def _seen_by_epoch(history: History, read: Read) -> dict[int, set[Row]]:

@@ -14,7 +14,7 @@ import pytest
 
 from twophase.errors import DataLost
 from twophase.source import NO_LIMIT, ReadLimit
-from twophase.testing.checkers import same_rows
+from twophase.testing.checkers import difference, same_rows
 from twophase.testing.other_process import answer_of
 from twophase.testing.source_origin import AnySource, SourceOrigin
 
@@ -162,9 +162,9 @@ class SourceReplays:
         count, many = origin.many_units, origin.many_rows
         for value in range(count):
             origin.add([value] if value != 11 else [value, *range(count, count + many)])
-        assert [sorted(rows) for rows in self._followed(origin, NO_LIMIT)] == [list(range(count + many))]
-        ranges = [sorted(rows) for rows in self._followed(origin, ReadLimit(rows=many))]
-        assert sorted(row for rows in ranges for row in rows) == list(range(count + many))
+        for limit in (NO_LIMIT, ReadLimit(rows=many)):
+            ranges = [sorted(rows) for rows in self._followed(origin, limit)]
+            assert difference(sorted(row for rows in ranges for row in rows), range(count + many)) == ""
         firsts = [rows[0] for rows in ranges]
         assert firsts == sorted(firsts), "ranges are in the order of arrival"
 

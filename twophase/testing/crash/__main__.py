@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if told.list:
                 print("\n".join(map(str, wanted)))
                 continue
-            passed = [verdict for each in before if told.resume for verdict in each.verdicts if verdict.passed]
+            same = [each for each in before if told.resume and each.versions == versions()]
+            passed = [verdict for each in same for verdict in each.verdicts if verdict.passed]
             known = [verdict.cell for verdict in passed if verdict.cell in wanted]
             found = Findings(
                 target.title, [each for each in passed if each.cell in known], versions(), target.not_covered
@@ -70,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", action="store_true", help="leave what passed on the disk too")
     parser.add_argument("--json", type=Path, help="write the verdicts to this file")
     parser.add_argument(
-        "--resume", action="store_true", help="leave out what has passed according to the file of --json"
+        "--resume",
+        action="store_true",
+        help="leave out what has passed with this code, according to the file of --json",
     )
     parser.add_argument(
         "--page",
