@@ -174,7 +174,7 @@ class Copy:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._victims = itertools.cycle(("driver", "executor", "driver", "broker"))
+        self._victims = itertools.cycle(("driver", "executor", "broker", "driver"))
         self._checkpoint = self.folder / "checkpoint"
 
     def to_the_end(self) -> None:

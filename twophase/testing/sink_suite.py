@@ -11,7 +11,8 @@
             return OrdersTarget(tmp_path)
 
 ==================  =====================================================================================
-`SinkCommits`       commit, abort, leftovers: repeated, late, out of order; dead shares, twins, zombies
+`SinkCommits`       commit, abort, leftovers: repeated, late, out of order; twins, zombies
+`SinkDeadShares`    shares that are lost: named, and dead for good
 `SinkRows`          no rows, many rows and slots, order, borrowed memory, every Arrow type
 `SinkOwners`        fences, several owners or one, take-over, hostile names
 `SinkLikeness`      equal rows, names that are nearly the same, two that commit at once
@@ -31,6 +32,7 @@ import pytest
 
 pytest.register_assert_rewrite(
     "twophase.testing.sink_commits",
+    "twophase.testing.sink_dead_shares",
     "twophase.testing.sink_failures",
     "twophase.testing.sink_likeness",
     "twophase.testing.sink_owners",
@@ -41,6 +43,7 @@ pytest.register_assert_rewrite(
 
 from twophase.testing.query_steps import QuerySteps  # noqa: E402 - asserts are rewritten when a module is imported
 from twophase.testing.sink_commits import SinkCommits  # noqa: E402
+from twophase.testing.sink_dead_shares import SinkDeadShares  # noqa: E402
 from twophase.testing.sink_failures import SinkFailures  # noqa: E402
 from twophase.testing.sink_likeness import SinkLikeness  # noqa: E402
 from twophase.testing.sink_owners import SinkOwners  # noqa: E402
@@ -53,7 +56,9 @@ from twophase.testing.sink_target import SinkTarget  # noqa: E402
 __all__ = ["SinkSuite", "SinkTarget"]
 
 
-class SinkSuite(SinkCommits, SinkRows, SinkOwners, SinkLikeness, SinkProcesses, SinkFailures, SinkQueries):
+class SinkSuite(
+    SinkCommits, SinkDeadShares, SinkRows, SinkOwners, SinkLikeness, SinkProcesses, SinkFailures, SinkQueries
+):
     """Adopt it by a subclass with the fixture `target`."""
 
     @pytest.fixture

@@ -163,9 +163,9 @@ class SourceReplays:
         for value in range(count):
             origin.add([value] if value != 11 else [value, *range(count, count + many)])
         for limit in (NO_LIMIT, ReadLimit(rows=many)):
-            ranges = [sorted(rows) for rows in self._followed(origin, limit)]
-            assert difference(sorted(row for rows in ranges for row in rows), range(count + many)) == ""
-        firsts = [rows[0] for rows in ranges]
+            rows = sorted(row for rows in self._followed(origin, limit) for row in rows)
+            assert difference(rows, range(count + many)) == ""
+        firsts = [min(rows) for rows in self._followed(origin, ReadLimit(rows=many))]
         assert firsts == sorted(firsts), "ranges are in the order of arrival"
 
     def test_nothing_new_is_the_same_offset_and_no_rows(self, full: SourceOrigin) -> None:
