@@ -8,6 +8,8 @@ from integration_tests.topics import TopicUnderTest
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_suite import SinkSuite
 
+pytestmark = pytest.mark.servers
+
 
 class TestKafkaSink(SinkSuite):
     @pytest.fixture

@@ -15,6 +15,8 @@ from twophase.sources import KafkaSource
 from twophase.testing.servers.server import Server
 from twophase.testing.source_suite import SourceOrigin, SourceSuite
 
+pytestmark = pytest.mark.servers
+
 
 class PlainTopic(SourceOrigin):
     """A unit is a record for each of its numbers."""

@@ -10,6 +10,8 @@ from integration_tests.postgres_tables import PreparedUnderTest, TableUnderTest,
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_suite import SinkSuite
 
+pytestmark = pytest.mark.servers
+
 
 class TestPostgresSink(SinkSuite):
     @pytest.fixture

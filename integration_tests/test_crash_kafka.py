@@ -8,6 +8,8 @@ from integration_tests.topics import KafkaTarget
 from twophase.testing.crash.cell import Cell
 from twophase.testing.crash.run import run_cells
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.mark.timeout(900)
 def test_every_record_is_there_once_when_the_driver_or_the_broker_dies() -> None:

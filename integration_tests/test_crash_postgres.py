@@ -11,6 +11,8 @@ from twophase.testing.crash.cell import Cell
 from twophase.testing.crash.matrix import cells
 from twophase.testing.crash.run import run_cells
 
+pytestmark = pytest.mark.servers
+
 
 def test_the_matrix_has_a_cell_for_every_failpoint_of_a_commit() -> None:
     struck = {

@@ -18,6 +18,8 @@ from twophase.testing.servers import kafka
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 
+pytestmark = pytest.mark.servers
+
 BROKERS = ("broker-1", "broker-2", "broker-3")
 
 

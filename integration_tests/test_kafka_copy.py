@@ -8,6 +8,8 @@ import pytest
 
 from integration_tests.kafka_copy import run
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.mark.timeout(900)
 def test_a_topic_is_copied_once_and_in_order_whoever_is_killed(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from twophase.sinks.kafka.hanging import finish_hanging, finish_if_stuck
 from twophase.testing.servers import kafka
 from twophase.testing.servers.server import Server
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture(scope="module")
 def lax_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server[str]]:

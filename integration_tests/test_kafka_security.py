@@ -32,6 +32,8 @@ from twophase.testing.servers.certificates import Certificate, certificate
 from twophase.testing.servers.ports import free_ports
 from twophase.testing.sink_steps import SinkSteps
 
+pytestmark = pytest.mark.servers
+
 PATIENCE_MS = 10_000
 SHORT_MS = 2_000
 SAID_WITHIN_S = 45.0

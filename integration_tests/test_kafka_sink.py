@@ -34,6 +34,8 @@ from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.tcp_proxy import Fault, TcpProxy
 
+pytestmark = pytest.mark.servers
+
 END_TXN = 26
 RECORDS = pa.table(
     {

@@ -27,6 +27,8 @@ from twophase.sources import KafkaSource
 from twophase.sources.kafka import columns
 from twophase.testing.servers.server import Server
 
+pytestmark = pytest.mark.servers
+
 IMPATIENT_MS = 2_000
 """For what never comes back: a loss is told when patience is over, since a leader that lags looks the same."""
 

@@ -15,6 +15,8 @@ from twophase.testing.servers.ports import free_ports
 from twophase.testing.servers.server import Server
 from twophase.testing.tcp_proxy import Fault, TcpProxy
 
+pytestmark = pytest.mark.servers
+
 END_TRANSACTION = 26
 
 

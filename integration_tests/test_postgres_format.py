@@ -21,6 +21,8 @@ from twophase.sinks import FilesSink, PostgresSink
 from twophase.testing.crash import orders as order_rows
 from twophase.testing.servers.server import Server
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def table() -> str:

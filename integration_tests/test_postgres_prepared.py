@@ -19,6 +19,8 @@ from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.tcp_proxy import Fault, TcpProxy
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def target(postgres_server: Server[str]) -> Iterator[PreparedUnderTest]:

@@ -27,6 +27,8 @@ from twophase.testing.servers import postgres
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 
+pytestmark = pytest.mark.servers
+
 PAGE = (Path(__file__).parents[1] / "docs" / "postgres.md").read_text("utf-8")
 PASSWORD = "s3cr:et/W0rd%"
 HOSTILE = {

@@ -24,6 +24,8 @@ from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.tcp_proxy import Fault, TcpProxy
 
+pytestmark = pytest.mark.servers
+
 WITHIN_S = 60.0
 
 

@@ -21,6 +21,8 @@ from twophase.testing.query_steps import QuerySteps, dies_at
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 
+pytestmark = pytest.mark.servers
+
 Change = tuple[int, str | None]
 """A key and its text; None deletes it."""
 

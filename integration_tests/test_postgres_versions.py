@@ -20,6 +20,8 @@ from twophase.testing.query_steps import QuerySteps
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def target(postgres_server: Server[str]) -> VersionsUnderTest:

@@ -134,6 +134,17 @@ def test_a_take_over_by_other_columns_is_refused_and_the_owner_goes_on(
 # ---- triggers and output modes ----
 
 
+def test_cluster_by_is_refused_and_not_dropped(spark: SparkSession, place: Place) -> None:
+    """Spark drops it without a word for Python sinks."""
+    place.add_orders(1)
+    writer = orders(spark, place).writeStream.format("twophase-files").clusterBy("id")
+
+    said = failure_of(writer.option("checkpointLocation", str(place.checkpoint)).start(str(place.table)))
+
+    assert "clusterBy (id) is not supported" in sentence_in(said, "OPTION")
+    assert untouched(place)
+
+
 def test_the_continuous_trigger_is_refused(spark: SparkSession, place: Place) -> None:
     rate = spark.readStream.format("rate").load()
     writer = rate.writeStream.format("twophase-files").option("checkpointLocation", str(place.checkpoint))

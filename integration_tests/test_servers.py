@@ -9,6 +9,7 @@ import grpc  # type: ignore[import-untyped]
 import hdfs  # type: ignore[import-untyped]
 import hdfs_native
 import psycopg
+import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -16,6 +17,8 @@ from confluent_kafka.cimpl import NewTopic
 from twophase.testing.servers import kafka
 from twophase.testing.servers.hdfs import HdfsEndpoint
 from twophase.testing.servers.server import Server, Way
+
+pytestmark = pytest.mark.servers
 
 WITHIN_S = 60.0
 CREATE_SCOPE = "/io.pravega.controller.stream.api.grpc.v1.ControllerService/createScope"

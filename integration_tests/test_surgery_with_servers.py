@@ -21,6 +21,8 @@ from twophase.testing.crash.orders import compare, write_orders
 from twophase.testing.crash.target import CrashTarget
 from twophase.testing.servers.server import Server
 
+pytestmark = pytest.mark.servers
+
 
 @dataclass
 class Query:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,3 +234,14 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="'twophase' has no attribute 'no_such_name'"):
         getattr(twophase, "no_such_name")  # noqa: B009 - spelled as an attribute, mypy would refuse it first
+
+
+# ---- tests that need a server ----
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "integration_tests").glob("test_*.py")), ids=lambda file: file.name)
+def test_whoever_starts_a_server_is_marked_so(file: Path) -> None:
+    """`make test` leaves out what is marked, and `make test-servers` all that is not."""
+    code = file.read_text("utf-8")
+    if re.search(r"(kafka|postgres|hdfs|pravega)_server\b|on_this_machine|\.surroundings\(", code):
+        assert "pytestmark = pytest.mark.servers\n" in code

@@ -73,6 +73,15 @@ def test_text_that_is_not_utf_8_is_refused_by_its_column_where_it_can_not_be_rea
         writer.run(batch)
 
 
+def test_a_text_that_readers_of_folders_take_for_null_is_refused(tmp_path: Path) -> None:
+    writer = query(tmp_path, FilesSink(str(tmp_path / "table"), partition_by=["text"], storage=quick()))
+    writer.log(0)
+    writer.prepare()
+    texts = ["x", "__HIVE_DEFAULT_PARTITION__", None]
+    with pytest.raises(SchemaMismatch, match="'text' has the text __HIVE_DEFAULT_PARTITION__"):
+        writer.run(pa.record_batch({"n": pa.array([1, 2, 3], pa.int64()), "text": pa.array(texts)}))
+
+
 def test_a_variant_is_refused_by_its_name(tmp_path: Path) -> None:
     """Spark hands it over as a struct of bytes, and nobody would read it as a variant again."""
     kind = pa.struct([pa.field("value", pa.binary(), metadata={"variant": "true"}), pa.field("metadata", pa.binary())])

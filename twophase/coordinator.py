@@ -67,7 +67,7 @@ class Coordinator:
         if offsets is None or query.checkpoint.is_committed(number):
             said = "is not logged" if offsets is None else "is logged as committed"
             raise ProtocolViolation(
-                f"epoch {number} {said} in Spark's checkpoint, so Spark is not about to run it. Give the number that Spark has given "
+                f"epoch {number} {said} in Spark's checkpoint, so Spark is not about to run it. Give the number that Spark gave "
                 "the batch, and the checkpoint of the query that runs; the continuous trigger, which logs an epoch when it is "
                 "over, is not supported",
                 owner=query.name,

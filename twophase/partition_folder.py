@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from twophase.errors import SchemaMismatch
+
 NULL = "__HIVE_DEFAULT_PARTITION__"
 # Spark's list (ExternalCatalogUtils), and the zero character, which no path can hold.
 _ESCAPED = re.compile("[\\x00-\\x1f\\x7f\"#%'*/:=?\\\\{\\[\\]^]")
@@ -14,6 +16,8 @@ _ESCAPED = re.compile("[\\x00-\\x1f\\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 
 def component(column: str, value: str | None) -> str:
     """One level of a path: column=value."""
+    if value == NULL:
+        raise SchemaMismatch(f"the column {column!r} has the text {NULL}, which readers of folders take for null")
     return f"{_escape(column)}={NULL if not value else _escape(value)}"
 
 
