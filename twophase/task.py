@@ -47,7 +47,8 @@ def run_task(
     if number != plan.epoch.number:
         raise Fenced(
             f"this task belongs to epoch {number}, and was planned for {plan.epoch.number}: another driver of the same query "
-            "logged an epoch in between. Only one may run.",
+            "logged an epoch in between, and only one may run; or foreachBatch wrote from a thread that an earlier batch had "
+            "started, which still says that batch's number: start threads anew in each.",
             epoch=number,
             slot=slot,
         )
