@@ -82,6 +82,7 @@ class TableUnderTest(SinkTarget):
     client_errors = (OSError, psycopg.OperationalError)
     many_slots = 120  # each is a table
     many_batches = 200
+    many_failures = 10
 
     def __init__(self, dsn: str):
         self.dsn = dsn

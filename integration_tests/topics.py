@@ -117,6 +117,7 @@ class TopicUnderTest(SinkTarget):
     leaves_out_columns = True  # as Spark's own sink does
     many_slots = 60  # each is a producer; and more than one group of markers has room for
     many_rows = 100_000
+    many_failures = 10
 
     def __init__(self, bootstrap: str):
         self.bootstrap = bootstrap

@@ -45,6 +45,29 @@ def test_an_error_at_a_stop_is_an_error_of_the_call(tmp_path: Path) -> None:
     assert names(tmp_path) == ["b"]
 
 
+def test_what_fails_when_it_starts_was_never_called(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+
+    def fail(at: Stop) -> None:
+        if at.function == "rename":
+            raise OSError("failed")
+
+    with stopping_in({"tests"}, lambda _: None, fail), pytest.raises(OSError, match="failed"):
+        rename_twice(tmp_path)
+    assert names(tmp_path) == ["a"]
+
+
+def test_another_process_has_the_folder_and_the_environment_of_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("one", "two"):
+        (tmp_path / value).mkdir()
+        monkeypatch.chdir(tmp_path / value)
+        monkeypatch.setenv("TWOPHASE_SUITE", value * 30_000)
+        assert answer_of(os.getcwd) == str(tmp_path / value)
+        assert answer_of(os.getenv, "TWOPHASE_SUITE") == value * 30_000
+
+
 def test_only_calls_of_the_named_packages_are_stops(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     stops: list[Stop] = []

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.mistakes import heap_sinks, slot_sinks, sources, sqlite_failures, sqlite_processes, sqlite_sinks, values
@@ -158,6 +159,23 @@ SINKS_CAUGHT_BY = [
     mistake(sqlite_failures.RepeatsWrites, "a_call_that_fails_within_a_task_is_no_vote"),
     mistake(sqlite_failures.ListsAfterWriting, "a_call_that_fails_within_a_task_is_no_vote"),
     mistake(sqlite_failures.AbortsInTwoSteps, "a_call_that_fails_within_an_abort_hides_nothing"),
+    mistake(sqlite_failures.TakesASentCommitForDone, "a_call_that_fails_within_a_commit_is_no_verdict"),
+    mistake(sqlite_failures.KeepsItsConnection, "a_commit_is_called_again_after_a_call_has_failed"),
+    mistake(
+        sqlite_processes.LooksForTheLostOutside,
+        "a_commit_that_stood_still_while_one_of_its_shares_was_lost_shows_all_or_nothing",
+    ),
+    mistake(sqlite_processes.NumbersRowsOutside, "a_task_that_stood_still_while_another_voted_has_its_own_rows"),
+    mistake(sqlite_processes.SwallowsErrorsWhenSettled, "what_can_not_be_asked_is_an_error_and_never_an_answer"),
+    mistake(sqlite_sinks.DropsVisibleRows, "a_task_that_drops_its_share_when_it_is_committed_changes_nothing"),
+    mistake(sqlite_sinks.ComparesEpochsAsText, "epoch_10_comes_after_epoch_9"),
+    mistake(
+        sqlite_sinks.CastsToTheFirstType,
+        "a_column_that_gets_another_type_is_shown_as_it_is_or_refused",
+        kind=pa.int64(),
+        values=[2**40],
+    ),
+    mistake(heap_sinks.EmptiesBeforeItReplaces, "an_overwriting_epoch_replaces_all_before_it"),
     mistake(sqlite_sinks.ListsLowerNumbersOnly, "everything_that_is_staged_is_listed_with_its_generation"),
     mistake(sqlite_sinks.TakesAnyOrderFirst, "a_target_without_a_marker_takes_no_order_that_moves_one"),
     mistake(sqlite_sinks.NamesPlacesForSlots, "shares_may_be_named_in_any_order"),
@@ -269,6 +287,10 @@ SOURCES_CAUGHT_BY = [
         sources.IgnoresUntilUnderBytes, "a_bounded_run_takes_what_was_there_when_it_began", limit=ReadLimit(bytes=1)
     ),
     mistake(sources.TakesOneLimitOfTwo, "a_limit_of_bytes_is_kept"),
+    mistake(sources.StampsRows, "the_same_range_read_twice_gives_the_same_rows"),
+    mistake(sources.ForgetsSilently, "acknowledging_again_or_late_changes_nothing"),
+    mistake(sources.DropsSigns, "numbers_come_as_they_are"),
+    mistake(sources.IgnoresRowsBesideBytes, "a_limit_of_rows_is_kept"),
     mistake(sources.ReadsTheFirstPage, "many_units_and_many_rows_are_all_given"),
     mistake(sources.ListsTheFirstUnits, "many_units_and_many_rows_are_all_given"),
     mistake(sources.SortsUnitsAsText, "many_units_and_many_rows_are_all_given"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from twophase.errors import Fenced
 from twophase.identity import Generation, Owner
-from twophase.sink import CommitOrder, Leftover, Outcome, Plan, Status, TakeOver, Task
+from twophase.sink import CommitOrder, Leftover, Outcome, Plan, PreparedEpoch, Status, TakeOver, Task
 from twophase.sinks import heap
 from twophase.sinks.heap import CommittedEpoch, HeapHandle, HeapSink, HeapState, HeapTransaction
 
@@ -90,6 +90,19 @@ class _LosesPrecision(HeapTransaction):
         short = {pa.float64(): pa.float32()}
         fields = [f.with_type(short.get(f.type, f.type)) for f in batch.schema]
         super().write(batch.cast(pa.schema(fields), safe=False))
+
+
+class EmptiesBeforeItReplaces(HeapSink):
+    """When an epoch that replaces all is prepared."""
+
+    def prepare(self, prepared: PreparedEpoch) -> Plan:
+        if prepared.overwrite:
+            self._target.apply(_emptied)
+        return super().prepare(prepared)
+
+
+def _emptied(state: HeapState) -> tuple[HeapState, None]:
+    return replace(state, line=tuple(replace(epoch, shares=()) for epoch in state.line)), None
 
 
 class KeepsIntegersAsFloats(HeapSink):

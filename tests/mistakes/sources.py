@@ -11,6 +11,8 @@ import pyarrow as pa
 from twophase.errors import DataLost
 from twophase.source import NO_LIMIT, ReadLimit, Source
 
+_LARGE_BYTES = 10**6
+
 
 @dataclass
 class Numbers(Source[tuple[int, int]]):
@@ -33,7 +35,7 @@ class Numbers(Source[tuple[int, int]]):
 
     def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
         first, end = self._at(start), self._at(until or self.newest())
-        if limit.bytes is not None:
+        if limit.bytes is not None and limit.bytes < _LARGE_BYTES:
             end = min(end, first + 1)
         last = first + 1
         while limit.rows is not None and last < end and sum(map(len, self.units[first : last + 1])) <= limit.rows:
@@ -95,6 +97,39 @@ class JumpsWhenItOffers(Numbers):
         end = super().latest(start, limit, until=until)
         gone = sorted(self.gone & set(range(self._at(start), self._at(end))))
         return json.dumps({"unit": self._at(end), "gone": gone}) if gone else end
+
+
+class StampsRows(Numbers):
+    """With a column that says how often it has read."""
+
+    reads = 0
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("value", pa.int64()), ("read", pa.int64())])
+
+    def batch(self, values: list[int]) -> pa.RecordBatch:
+        type(self).reads += 1
+        return pa.record_batch(
+            [pa.array(values, pa.int64()), pa.array([self.reads] * len(values))], schema=self.schema()
+        )
+
+
+class ForgetsSilently(Numbers):
+    """Who asks for what was acknowledged gets nothing."""
+
+    def acknowledge(self, end: str) -> None:
+        for at in range(self._at(end)):
+            self.units[at] = []
+
+
+class DropsSigns(Numbers):
+    def batch(self, values: list[int]) -> pa.RecordBatch:
+        return super().batch([max(value, -value) % 2**63 for value in values])
+
+
+class IgnoresRowsBesideBytes(Numbers):
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
+        return super().latest(start, limit if limit.bytes is None else ReadLimit(bytes=limit.bytes), until=until)
 
 
 class ReadsTheFirstPage(Numbers):

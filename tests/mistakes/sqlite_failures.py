@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
 
 import pyarrow as pa
 
-from examples.sqlite_sink import SqliteHandle, SqliteSink, SqliteTransaction
+from examples.sqlite_sink import TABLES, SqliteHandle, SqliteSink, SqliteTransaction
 from twophase.errors import NotCommitted
 from twophase.identity import Attempt, Generation, Owner
 from twophase.sink import CommitOrder, Leftover, Outcome, Plan, Share, Task
@@ -27,6 +29,38 @@ class TakesALostReplyForFailure(SqliteSink):
             return super().commit(order)
         except sqlite3.OperationalError as error:
             raise NotCommitted("it has failed", dead_slots=[share.slot for share in order.shares]) from error
+
+
+class TakesASentCommitForDone(SqliteSink):
+    """Its reply must have been lost."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as database:
+            database.executescript(TABLES.format(self.table))
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+            with suppress(sqlite3.OperationalError):
+                database.execute("COMMIT")
+
+
+class KeepsItsConnection(SqliteSink):
+    """What an error has left open is a part of what comes next."""
+
+    _kept: sqlite3.Connection | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.table)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        if self._kept is None:
+            self._kept = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+        if not self._kept.in_transaction:
+            self._kept.executescript(TABLES.format(self.table))
+            self._kept.execute("BEGIN IMMEDIATE")
+        yield self._kept
+        self._kept.execute("COMMIT")
 
 
 class SwallowsErrorsOfWrites(SqliteSink):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from examples.sqlite_sink import SqliteHandle, SqliteSink, SqliteTransaction
+from twophase.errors import Fenced
 from twophase.identity import Attempt, Generation, Owner
 from twophase.sink import CommitOrder, Leftover, Marker, Outcome, Plan, Share, Status, Task
 
@@ -195,6 +196,49 @@ class KeepsAllMarkersTogether(CommitsInSteps):
                 self._show(database, order.owner, share)
             self._move(database, order)
             database.executemany(f"INSERT OR REPLACE INTO {self.table}_markers VALUES (?, ?, ?)", others)
+
+
+class LooksForTheLostOutside(CommitsInSteps):
+    """The marker is compared and moved in one transaction; that shares are there, the one before it has seen."""
+
+    def _commit(self, order: CommitOrder[SqliteHandle]) -> None:
+        with self.transaction() as database:
+            if self._marker(database, order.owner) != order.origin:
+                raise Fenced("another has gone on")
+            for share in order.shares:
+                self._show(database, order.owner, share)
+            self._move(database, order)
+
+
+class NumbersRowsOutside(SqliteSink):
+    """The next free number is read in one transaction, and used in another."""
+
+    def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
+        return _NumbersRows(self, plan.prepared.owner, task.attempt)
+
+
+class _NumbersRows(SqliteTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        with self._sink.transaction() as database:
+            free = database.execute(f"SELECT coalesce(max(rowid), 0) FROM {self._sink.table}_staged").fetchone()[0]
+        with self._sink.transaction() as database:
+            columns = f"rowid, owner_, attempt_, {', '.join(batch.schema.names)}"
+            places = ", ".join("?" * (3 + batch.num_columns))
+            rows = [(free + at, *self._name, *row.values()) for at, row in enumerate(batch.to_pylist(), start=1)]
+            database.executemany(
+                f"INSERT OR REPLACE INTO {self._sink.table}_staged ({columns}) VALUES ({places})", rows
+            )
+        self._rows += batch.num_rows
+
+
+class SwallowsErrorsWhenSettled(SqliteSink):
+    def status(self, owner: Owner, *, settled: bool) -> Status:
+        try:
+            return super().status(owner, settled=settled)
+        except sqlite3.Error:
+            if settled:
+                return Status()
+            raise
 
 
 class SwallowsErrors(SqliteSink):

@@ -7,12 +7,13 @@ import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from examples.sqlite_sink import SqliteHandle, SqliteSink, SqliteTransaction
 from twophase import failpoints
+from twophase.errors import NotCommitted
 from twophase.identity import Attempt, DecisionId, Epoch, Generation, Owner
 from twophase.sink import CommitOrder, Leftover, Marker, Outcome, Plan, Share, Task
 
@@ -274,6 +275,52 @@ class TrustsItsOwnAlive(SqliteSink):
         lost = super()._lost(database, order)
         known = {share.slot for share in order.shares if str(share.attempt) in self._asked}
         return lost if database.in_transaction and not known else [slot for slot in lost if slot not in known]
+
+
+class DropsVisibleRows(SqliteSink):
+    """A task's rows lie where they will be visible, and are deleted there."""
+
+    def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
+        return _DropsVisibleRows(self, plan.prepared.owner, task.attempt)
+
+
+class _DropsVisibleRows(SqliteTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        super().write(batch)
+        self._written = batch.column("value").to_pylist()
+
+    def abort(self) -> None:
+        super().abort()
+        with self._sink.transaction() as database:
+            places = [(value,) for value in getattr(self, "_written", [])]
+            database.executemany(f"DELETE FROM {self._sink.table} WHERE value = ?", places)
+
+
+class ComparesEpochsAsText(SqliteSink):
+    def commit(self, order: CommitOrder[SqliteHandle]) -> Outcome:
+        with self.transaction() as database:
+            marker = self._marker(database, order.owner)
+        if marker and marker not in (order.marker, order.origin) and str(marker.epoch) < str(order.epoch):
+            raise NotCommitted("the line went on", dead_slots=[share.slot for share in order.shares])
+        return super().commit(order)
+
+
+class CastsToTheFirstType(SqliteSink):
+    """What came first says what a column is."""
+
+    kinds: ClassVar[dict[tuple[str, str], pa.DataType]] = {}
+
+    def begin(self, plan: Plan, task: Task) -> SqliteTransaction:
+        return _CastsToTheFirstType(self, plan.prepared.owner, task.attempt)
+
+
+class _CastsToTheFirstType(SqliteTransaction):
+    def write(self, batch: pa.RecordBatch) -> None:
+        kinds = CastsToTheFirstType.kinds
+        fields = [
+            field.with_type(kinds.setdefault((self._sink.path, field.name), field.type)) for field in batch.schema
+        ]
+        super().write(batch.cast(pa.schema(fields), safe=False))
 
 
 class ListsLowerNumbersOnly(SqliteSink):

@@ -56,15 +56,18 @@ def stopping(stopped: Callable[[Stop], None]) -> Iterator[None]:
 
 
 @contextmanager
-def stopping_in(packages: Collection[str], stopped: Callable[[Stop], None]) -> Iterator[None]:
+def stopping_in(
+    packages: Collection[str], stopped: Callable[[Stop], None], starting: Callable[[Stop], None] | None = None
+) -> Iterator[None]:
     """Only what code of these packages has called, in this thread, is a stop when it returns. An error that `stopped` raises is an
-    error of that call: within a client it might happen where none can, and leave somebody waiting for ever."""
+    error of that call: within a client it might happen where none can, and leave somebody waiting for ever. `starting` is called
+    before: what raises there was never called. (Of calls that Python does not report it is not.)"""
 
     def is_inside(frame: FrameType) -> bool:
         module = str(frame.f_globals.get("__name__", ""))
         return module.partition(".")[0] in packages and not module.startswith(_TESTING)
 
-    with _hooked(_Hooks(stopped, is_inside, others_return=True)):
+    with _hooked(_Hooks(stopped, is_inside, others_return=True, starting=starting)):
         yield
 
 
@@ -96,9 +99,15 @@ class _Line:
 
 class _Hooks:
     def __init__(
-        self, stopped: Callable[[Stop], None], is_inside: Callable[[FrameType], bool], *, others_return: bool = False
+        self,
+        stopped: Callable[[Stop], None],
+        is_inside: Callable[[FrameType], bool],
+        *,
+        others_return: bool = False,
+        starting: Callable[[Stop], None] | None = None,
     ):
         self._stopped, self._is_inside, self._others_return = stopped, is_inside, others_return
+        self._starting = starting
         self._lines: dict[FrameType, _Line] = {}
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -107,7 +116,10 @@ class _Hooks:
             if self._is_inside(frame):
                 self._lines[frame] = _Line(frame.f_lineno)
                 return self.trace
-            return self._trace_return if self._others_return and frame.f_back in self._lines else None
+            if not self._others_return or frame.f_back is None or frame.f_back not in self._lines:
+                return None
+            self._start(frame.f_back, frame.f_code.co_qualname)
+            return self._trace_return
         line = self._lines.pop(frame, _Line(frame.f_lineno))
         if event != "return":
             self._lines[frame] = _Line(frame.f_lineno)
@@ -124,9 +136,15 @@ class _Hooks:
     def profile(self, frame: FrameType, event: str, function: Any) -> None:
         if event == "c_call":
             self._report(frame)
+            if not _only_computes(function) and self._is_caller(frame):
+                self._start(frame, str(getattr(function, "__qualname__", function)))
         elif event == "c_return" and not _only_computes(function) and self._is_caller(frame):
             name = str(getattr(function, "__qualname__", function))
             self._stopped(Stop(frame.f_code.co_filename, frame.f_lineno, name))
+
+    def _start(self, caller: FrameType, name: str) -> None:
+        if self._starting is not None:
+            self._starting(Stop(caller.f_code.co_filename, caller.f_lineno, name))
 
     def _is_caller(self, frame: FrameType) -> bool:
         return not self._others_return or frame in self._lines

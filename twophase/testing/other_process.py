@@ -36,7 +36,7 @@ R = TypeVar("R")
 _DIES_WITHIN_S = 60.0
 _POLL_S = 0.001
 _STOP, _ANSWER, _ERROR = b"s", b"a", b"e"
-_MANY_BYTES = 1 << 16
+_LENGTH_BYTES = 8
 _imported: set[str] = set()
 """What other processes have imported so far: the nursery does so for all that come after them."""
 _AHEAD = 100
@@ -59,7 +59,10 @@ class OtherProcess:
         self._said = self._socket.makefile("rb")
         modules = sorted({function.__module__, *(type(argument).__module__ for argument in arguments), *_imported})
         with its:
-            socket.send_fds(_nursery(os.getpid()), [pickle.dumps((sys.path, modules))], [its.fileno()])
+            wanted = pickle.dumps((sys.path, modules, dict(os.environ), os.getcwd()))
+            nursery = _nursery(os.getpid())
+            socket.send_fds(nursery, [len(wanted).to_bytes(_LENGTH_BYTES)], [its.fileno()])
+            nursery.sendall(wanted)
         _imported.clear()
         self._socket.sendall(pickle.dumps(pickle.dumps((function, arguments))))
         pid = self._said.readline()
@@ -158,10 +161,16 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=descriptor) as asked:
         while True:
-            said, given, _, _ = socket.recv_fds(asked, _MANY_BYTES, 1)
-            if not said:
+            length, given, _, _ = socket.recv_fds(asked, _LENGTH_BYTES, 1)
+            if not length:
                 return
-            sys.path[:], modules = pickle.loads(said)
+            wanted = b""
+            while len(wanted) < int.from_bytes(length):
+                wanted += asked.recv(int.from_bytes(length) - len(wanted))
+            sys.path[:], modules, environment, folder = pickle.loads(wanted)
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
             for name in modules:
                 with suppress(Exception):  # raised again where it is needed
                     importlib.import_module(name)

@@ -6,12 +6,12 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from twophase.errors import Fenced, NotCommitted, OutcomeUnknown
+from twophase.errors import Fenced, NotCommitted
 from twophase.identity import Generation, Owner
 from twophase.query import AnySink
 from twophase.sink import CommitOrder, Outcome, Plan, Share, Task
@@ -32,8 +32,10 @@ class Place(NamedTuple):
 
 
 def spread(places: Sequence[Place], many: int) -> Sequence[Place]:
-    """So many of them at the most, from the first to the last."""
-    return places[:: -(-len(places) // many)] if places else places
+    """So many of them at the most: the first, the last, and others in between."""
+    if len(places) <= many:
+        return places
+    return [places[round(at * (len(places) - 1) / (many - 1))] for at in range(many)]
 
 
 class _Passed:
@@ -63,14 +65,10 @@ def commit_with_stops(sink: AnySink, order: CommitOrder[Any]) -> Outcome:
         return sink.commit(order)
 
 
-def commit_standing_at(sink: AnySink, order: CommitOrder[Any], place: Place) -> Outcome | str:
-    """Commit, and stop at one place. It may be told that it comes too late, or can't know, if somebody has overtaken it."""
+def standing_at(sink: AnySink, verb: str, arguments: Sequence[Any], place: Place) -> Called:
+    """Call a verb, and stop at one place."""
     passed = _Passed()
-    with stopping_in(_packages(sink), lambda at: stop() if passed.place(at) == place else None):
-        try:
-            return sink.commit(order)
-        except (Fenced, OutcomeUnknown) as error:
-            return str(error)
+    return _called(sink, verb, arguments, lambda at: stop() if passed.place(at) == place else None)
 
 
 def sweep(sink: AnySink, owner: Owner, seen_from: Generation) -> set[str]:
@@ -95,10 +93,15 @@ class Called:
     """What a verb answered, or that it raised; and the calls that it made on its way."""
 
     answer: Any
-    raised: str | None
-    is_verdict: bool
-    """It raised what says that nothing is visible and nothing will be, or that somebody else has gone on."""
-    places: Sequence[Place]
+    raised: str | None = None
+    kind: str = ""
+    """Of what was raised: the name of its class."""
+    places: Sequence[Place] = ()
+
+    @property
+    def is_verdict(self) -> bool:
+        """It raised what says that nothing is visible and nothing will be, or that somebody else has gone on."""
+        return self.kind in (NotCommitted.__name__, Fenced.__name__)
 
 
 def called(
@@ -115,12 +118,42 @@ def called(
         if error is not None and place == failing:
             raise error(f"a call has failed: {at}")
 
+    return replace(_called(sink, verb, arguments, stopped), places=places)
+
+
+def called_in_vain(sink: AnySink, verb: str, arguments: Sequence[Any], failing: Place, error: Error) -> Called:
+    """The same; but the call that fails was never made, as when a disk is full."""
+    passed = _Passed()
+
+    def starting(at: Stop) -> None:
+        if passed.place(at) == failing:
+            raise error(f"a call was not made: {at}")
+
+    return _called(sink, verb, arguments, lambda _: None, starting)
+
+
+def called_again(
+    sink: AnySink, verb: str, arguments: Sequence[Any], failing: Place | None = None, error: Error | None = None
+) -> Called:
+    """The same; and where it has raised, the same object is called again, without a failure."""
+    first = called(sink, verb, arguments, failing, error)
+    if first.raised is None:
+        return first
+    return replace(_called(sink, verb, arguments, lambda _: None), places=first.places)
+
+
+def _called(
+    sink: AnySink,
+    verb: str,
+    arguments: Sequence[Any],
+    stopped: Callable[[Stop], None],
+    starting: Callable[[Stop], None] | None = None,
+) -> Called:
     try:
-        with stopping_in(_packages(sink), stopped):
-            answer = _VERBS[verb](sink, *arguments)
+        with stopping_in(_packages(sink), stopped, starting):
+            return Called(_VERBS[verb](sink, *arguments))
     except Exception as raised:  # noqa: BLE001 - whatever a sink raises is not an answer
-        return Called(None, repr(raised), isinstance(raised, (NotCommitted, Fenced)), places)
-    return Called(answer, None, False, places)
+        return Called(None, repr(raised), type(raised).__name__)
 
 
 def called_with_failures(
@@ -155,6 +188,7 @@ def _marks(leftovers: Iterable[Any]) -> frozenset[str]:
 
 _VERBS: Mapping[str, Callable[..., Any]] = {
     "status": lambda sink, owner: frozenset(sink.status(owner, settled=False).markers.items()),
+    "status, settled": lambda sink, owner: frozenset(sink.status(owner, settled=True).markers.items()),
     "alive": lambda sink, order: frozenset(sink.alive(order)),
     "leftovers": lambda sink, owner, seen_from: _marks(sink.leftovers(owner, seen_from=seen_from)),
     "commit": lambda sink, order: sink.commit(order),

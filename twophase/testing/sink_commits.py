@@ -105,6 +105,14 @@ class SinkCommits:
         order = steps.epoch(0, [1], [2])
         steps.epoch(1, [3], [4])
         steps.epoch(2, [5])
+        self._come_too_late(steps, order, [1, 2, 3, 4, 5])
+
+    def test_epoch_10_comes_after_epoch_9(self, steps: SinkSteps) -> None:
+        """Numbers are not compared as text: after epoch 10 an order of epoch 9 comes too late."""
+        orders = [steps.epoch(number, [number]) for number in range(12)]
+        self._come_too_late(steps, orders[9], list(range(12)))
+
+    def _come_too_late(self, steps: SinkSteps, order: CommitOrder[Any], visible: list[int]) -> None:
         before = steps.sink().status(steps.owner, settled=True)
         for _ in range(2):
             try:
@@ -113,7 +121,7 @@ class SinkCommits:
                 pass
             except NotCommitted as error:
                 pytest.fail(f"NotCommitted says that nothing is visible and nothing will be, and all of it is: {error}")
-            assert steps.visible() == [1, 2, 3, 4, 5]
+            assert steps.visible() == visible
             assert steps.sink().status(steps.owner, settled=True) == before
 
     def test_an_old_decision_that_never_landed_can_not_be_committed_after_its_revision(self, steps: SinkSteps) -> None:
@@ -205,6 +213,21 @@ class SinkCommits:
         steps.sink().abort(steps.owner, found)
         assert steps.visible() == [1, 2]
         assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+
+    def test_a_task_that_drops_its_share_when_it_is_committed_changes_nothing(self, steps: SinkSteps) -> None:
+        """It has voted, was taken for dead, and aborts when its rows are visible."""
+        plan = steps.prepare(0)
+        task, batch = steps.task(plan, 0), steps.target.batch([1, 2])
+        transaction = steps.sink().begin(plan, task)
+        transaction.write(batch)
+        order = steps.order(plan, steps.vote(transaction, task, batch))
+        steps.commit(order)
+        with suppress(TwophaseError):
+            transaction.abort()
+        assert steps.visible() == [1, 2]
+        assert steps.commit(order) is Outcome.ALREADY_COMMITTED
+        steps.epoch(1, [3])
+        assert (steps.visible(), list(steps.target.residue())) == ([1, 2, 3], [])
 
     @pytest.mark.parametrize("when", ["begun", "written", "pre-committed"])
     def test_a_task_drops_its_own_share_and_no_other(self, steps: SinkSteps, when: str) -> None:

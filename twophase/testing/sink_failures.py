@@ -25,8 +25,7 @@ from twophase.testing.sink_calls import Called, Error, Place
 from twophase.testing.sink_capabilities import only_if_target
 from twophase.testing.sink_steps import SinkSteps
 
-MANY_FAILURES = 12
-"""Of the places where a verb makes a call: so many are chosen, from the first to the last."""
+_MANY_QUESTIONS = 12
 
 
 class SinkFailures:
@@ -40,13 +39,16 @@ class SinkFailures:
         seen_from = Generation(steps.ledger, steps.generation().number + 1)
         asking: dict[str, Sequence[Any]] = {
             "status": [steps.owner],
+            "status, settled": [steps.owner],
             "alive": [order],
             "leftovers": [steps.owner, seen_from],
         }
         for verb, arguments in asking.items():
             errors, sink = steps.target.client_errors, steps.sink()
             right = answer_of(sink_calls.called, sink, verb, arguments)
-            places = sink_calls.spread([place for place in right.places if place.time == 1], MANY_FAILURES)
+            if verb == "status, settled" and not sink.capabilities.atomic:
+                continue  # shares are in doubt, and it may say so
+            places = sink_calls.spread([place for place in right.places if place.time == 1], _MANY_QUESTIONS)
             others = answer_of(sink_calls.called_with_failures, sink, verb, arguments, places, errors)
             assert right.raised is None
             assert right.answer, f"{verb} has something to answer"
@@ -74,6 +76,26 @@ class SinkFailures:
             raised += ending.called.raised is not None
             steps.commit(ending.arguments[0])
             expected += rows
+            assert steps.visible() == expected, str(ending)
+            steps.sweep()
+            assert list(steps.target.residue()) == [], str(ending)
+        assert raised, "no call of commit could be made to fail"
+
+    def test_a_commit_is_called_again_after_a_call_has_failed(self, steps: SinkSteps) -> None:
+        """By the same object, in the same process: nothing that the failure has left open is carried into it."""
+        only_if_target(steps, outlives_process=True)
+        expected, raised = list[int](), 0
+
+        def decided() -> list[Any]:
+            at = len(expected)
+            return [steps.decided(at // 2, [at], [at + 1])]
+
+        for ending in _each_failing(steps, "commit", decided, again=True):
+            raised += ending.place is not None
+            expected += [len(expected), len(expected) + 1]
+            if ending.called.raised is not None:
+                assert not ending.called.is_verdict, f"{ending}: {ending.called.raised}"
+                steps.commit(ending.arguments[0])
             assert steps.visible() == expected, str(ending)
             steps.sweep()
             assert list(steps.target.residue()) == [], str(ending)
@@ -139,14 +161,17 @@ class _Ending:
         return f"{self.error} at {self.place}"
 
 
-def _each_failing(steps: SinkSteps, verb: str, arguments: Callable[[], Sequence[Any]]) -> Iterator[_Ending]:
+def _each_failing(
+    steps: SinkSteps, verb: str, arguments: Callable[[], Sequence[Any]], *, again: bool = False
+) -> Iterator[_Ending]:
     """Without a failure; then each time with new arguments, a call that fails, and another of the client's errors."""
     given = arguments()
     first = answer_of(sink_calls.called, steps.sink(), verb, given)
     assert first.raised is None, first.raised
     yield _Ending(first, given, None, None)
-    for place, error in zip(
-        sink_calls.spread(first.places, MANY_FAILURES), itertools.cycle(steps.target.client_errors), strict=False
-    ):
+    # A call was made, and is heard to have failed; or it was never made.
+    calls = [sink_calls.called_again] if again else [sink_calls.called, sink_calls.called_in_vain]
+    places = sink_calls.spread(first.places, steps.target.many_failures)
+    for place, call, error in itertools.product(places, calls, steps.target.client_errors):
         given = arguments()
-        yield _Ending(answer_of(sink_calls.called, steps.sink(), verb, given, place, error), given, place, error)
+        yield _Ending(answer_of(call, steps.sink(), verb, given, place, error), given, place, error)

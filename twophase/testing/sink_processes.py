@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from twophase.identity import Generation, Owner
 from twophase.sink import CommitOrder, Outcome
 from twophase.testing import sink_calls
 from twophase.testing.other_process import OtherProcess, answer_of
-from twophase.testing.sink_calls import Place
+from twophase.testing.sink_calls import Called, Place
 from twophase.testing.sink_capabilities import only_if, only_if_target
 from twophase.testing.sink_steps import SinkSteps
+
+R = TypeVar("R")
 
 PATIENCE_S = 5.0
 """How long a commit stands still for a reader. One that waits in turn for the commit (for a lock) sees nothing until it goes on."""
@@ -30,7 +32,8 @@ _SUCCEEDS_WITHIN_S = 60.0
 OVERTAKES_WITHIN_S = 0.3
 """How long the successor has before it is taken to wait for the one that stands still."""
 MANY_OVERTAKEN = 40
-"""Of the places where a commit makes a call: so many are chosen, from the first to the last."""
+MANY_TASKS = 12
+"""Of the places where a commit or a task makes a call: so many are chosen, from the first to the last."""
 
 
 class SinkProcesses:
@@ -121,10 +124,11 @@ class SinkProcesses:
                 steps.commit(order)
                 return steps.epoch(2 * number, [3 * number + 2])
 
-            last = _overtaken(steps, order, place, succeeds)
+            last, stood = _overtaken(steps, order, place, succeeds)
             expected += [3 * number, 3 * number + 1, 3 * number + 2]
             assert steps.visible() == expected, f"overtaken at {place}"
             assert steps.marker() == last.marker, f"overtaken at {place}, it set the marker back"
+            assert stood.kind in ("", "Fenced", "OutcomeUnknown"), f"overtaken at {place}: {stood.raised}"
 
     def test_a_commit_that_stood_still_while_another_owner_went_on_takes_nothing_back(self, steps: SinkSteps) -> None:
         """The same, and meanwhile an epoch of another owner comes to its end. Both are visible, and both markers are there."""
@@ -134,10 +138,62 @@ class SinkProcesses:
         expected, order = [0, 1], steps.decided(0, [0], [1])
         for number, place in enumerate(_places(steps, order), start=1):
             order = steps.decided(number, [3 * number], [3 * number + 1])
-            last = _overtaken(steps, order, place, lambda at=number: other.epoch(at, [3 * at + 2]))  # type: ignore[misc]
+            last, stood = _overtaken(steps, order, place, lambda at=number: other.epoch(at, [3 * at + 2]))  # type: ignore[misc]
+            assert stood.answer is Outcome.COMMITTED, f"another owner went on at {place}: {stood.raised}"
             expected += [3 * number, 3 * number + 1, 3 * number + 2]
             assert steps.visible() == expected, f"another owner went on at {place}"
             assert (steps.marker(), other.marker()) == (order.marker, last.marker), f"another owner went on at {place}"
+
+    def test_a_commit_that_stood_still_while_one_of_its_shares_was_lost_shows_all_or_nothing(
+        self, steps: SinkSteps
+    ) -> None:
+        """Another process commits, and stands still; the target loses a share; then it goes on. It says that it is committed, and
+        all is visible; or that it is not, and nothing is."""
+        only_if(steps, atomic=True)
+        only_if_target(steps, outlives_process=True)
+        expected, order = [0, 1], steps.decided(0, [0], [1])
+        epoch = 1
+        for place in _places(steps, order):
+            rows = [len(expected), len(expected) + 1]
+            order = steps.decided(epoch, rows[:1], rows[1:])
+            _, stood = _overtaken(
+                steps, order, place, lambda lost=order.shares[1]: steps.target.lose(steps.owner, lost)
+            )  # type: ignore[misc]
+            is_moved = steps.marker(settled=True) == order.marker
+            if is_moved:
+                expected += rows
+                epoch += 1
+            assert steps.visible() == expected, f"a share was lost at {place}, and the marker has moved: {is_moved}"
+            assert (stood.answer is Outcome.COMMITTED) == is_moved, f"a share was lost at {place}: {stood}"
+            steps.sweep()
+        assert list(steps.target.residue()) == []
+
+    def test_a_task_that_stood_still_while_another_voted_has_its_own_rows(self, steps: SinkSteps) -> None:
+        """Another process is a task, and stands still where the sink has made a call; a task here comes to its vote; then it goes
+        on. Both are committed, and all rows of both are visible."""
+        only_if_target(steps, outlives_process=True)
+        batches = [steps.target.batch([1, 2, 3]), steps.target.batch([4])]
+        plan = steps.prepare(0)
+        first = answer_of(sink_calls.called, steps.sink(), "vote", [plan, steps.task(plan, 0), *batches])
+        assert first.raised is None, first.raised
+        steps.commit(steps.order(plan, first.answer))
+        expected = [1, 2, 3, 4]
+        for number, place in enumerate(sink_calls.spread(first.places, MANY_TASKS), start=1):
+            plan = steps.prepare(number)
+            tasks = [steps.task(plan, 0), steps.task(plan, 1)]
+            with (
+                ThreadPoolExecutor(1) as thread,
+                OtherProcess(sink_calls.standing_at, steps.sink(), "vote", [plan, tasks[0], *batches], place) as other,
+            ):
+                stands = other.goes_on()
+                voting = thread.submit(steps.write, plan, 1, steps.target.batch([5, 6]), task=tasks[1])
+                wait([voting], OVERTAKES_WITHIN_S)
+                if stands:
+                    other.passes()
+                shares = other.answer.answer, voting.result(_SUCCEEDS_WITHIN_S)
+            assert steps.commit(steps.order(plan, *shares)) is Outcome.COMMITTED, f"another has voted at {place}"
+            expected += [1, 2, 3, 4, 5, 6]
+            assert steps.visible() == sorted(expected), f"another has voted at {place}"
 
 
 # ---- parts of tests ----
@@ -185,20 +241,18 @@ def _places(steps: SinkSteps, order: CommitOrder[Any]) -> Sequence[Place]:
     return sink_calls.spread(done.places, MANY_OVERTAKEN)
 
 
-def _overtaken(
-    steps: SinkSteps, order: CommitOrder[Any], place: Place, succeeds: Callable[[], CommitOrder[Any]]
-) -> CommitOrder[Any]:
-    """Let a commit stand still there while somebody succeeds, or waits for it; then let it go on. What has succeeded."""
+def _overtaken(steps: SinkSteps, order: CommitOrder[Any], place: Place, succeeds: Callable[[], R]) -> tuple[R, Called]:
+    """Let a commit stand still there while something is done, or waits for it; then let it go on. What was done, and its end."""
     with (
         ThreadPoolExecutor(1) as thread,
-        OtherProcess(sink_calls.commit_standing_at, steps.sink(), order, place) as other,
+        OtherProcess(sink_calls.standing_at, steps.sink(), "commit", [order], place) as other,
     ):
         stands = other.goes_on()
         succeeding = thread.submit(succeeds)
         wait([succeeding], OVERTAKES_WITHIN_S)
         if stands:
             other.passes()
-        return succeeding.result(_SUCCEEDS_WITHIN_S)
+        return succeeding.result(_SUCCEEDS_WITHIN_S), other.answer
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,11 @@ from twophase.testing.arrow_columns import ARROW_COLUMNS
 
 VALUE = "value"
 TYPED = "typed"
+
+
+def input_output_error(said: str) -> OSError:
+    """As an operating system raises it: with a number."""
+    return OSError(errno.EIO, said)
 
 
 class SinkTarget(ABC):
@@ -53,11 +59,13 @@ class SinkTarget(ABC):
     """Whether the sink takes columns by their names and leaves out all others, and says so to its users."""
     failpoints: Sequence[str] = ()
     """The sink's own failpoints on the driver, where queries are killed besides those of the protocol."""
-    client_errors: Sequence[Callable[[str], Exception]] = (OSError,)
-    """What the target's client raises when it can't ask the target: each is raised at every call that the sink makes."""
+    client_errors: Sequence[Callable[[str], Exception]] = (input_output_error,)
+    """What the target's client raises when it can't ask the target: each is raised where the sink makes a call."""
     many_slots: int = 1000
     many_rows: int = 100_000
     many_batches: int = 1000
+    many_failures: int = 40
+    """Of the places where a verb makes a call: at so many of them it fails, from the first to the last."""
 
     # ---- what rarely needs another answer ----
 
@@ -84,7 +92,8 @@ class SinkTarget(ABC):
     def lose(self, owner: Owner, share: Share[Any]) -> None:
         """Destroy what is staged for this share, as an expired transaction or a lost disk would.
 
-        By default whatever has the share's mark is aborted: other shares with the same mark are lost with it.
+        By default whatever has the share's mark is aborted: other shares with the same mark are lost with it. It may be called
+        while another process commits, and find that there is nothing to lose any more.
         """
         sink = self.sink()
         sink.abort(owner, [left for left in sink.leftovers(owner) if left.mark == sink.mark(share)])

@@ -34,6 +34,16 @@ class SourceReplays:
         replays = [rows_of(full, each, start, end) for each in sources]
         assert sorted(replays[0]) == ALL
         assert same_rows(replays, ordered=full.ordered) == []
+        whole = [[repr(row) for row in rows_in_range(each, start, end)] for each in sources]
+        assert same_rows(whole) == [], "columns besides the number differ"
+
+    def test_numbers_come_as_they_are(self, origin: SourceOrigin) -> None:
+        """Negative ones, and those that no float and no smaller integer can hold."""
+        values = [-(2**63), -1, 0, 2**31, 2**53 + 1, 2**63 - 1]
+        origin.add(values)
+        source = origin.source()
+        start = source.earliest()
+        assert sorted(rows_of(origin, source, start, source.latest(start))) == values
 
     def test_the_same_range_gives_the_same_rows_however_it_is_split(self, full: SourceOrigin) -> None:
         """Into one, two, or many tasks: no row is in two splits, and none is in no split."""
@@ -147,7 +157,8 @@ class SourceReplays:
         """Units of two rows, and a limit of five: no range has more, and none less than it could have."""
         if "rows" not in full.limits:
             pytest.skip("by claim: this is for sources with limits of rows")
-        assert [len(rows) for rows in self._followed(full, ReadLimit(rows=5))] in ([4, 4, 2], [5, 5])
+        for limit in (ReadLimit(rows=5), ReadLimit(rows=5, bytes=10**9)):
+            assert [len(rows) for rows in self._followed(full, limit)] in ([4, 4, 2], [5, 5])
 
     def test_a_limit_of_bytes_is_kept(self, full: SourceOrigin) -> None:
         """A limit of one byte: a unit at a time, whatever the limit of rows is."""
@@ -237,6 +248,8 @@ class SourceReplays:
         full.source().acknowledge(end)
         full.add([100])
         assert rows_of(full, source, end, source.latest(end)) == [100]
+        with suppress(DataLost):  # what may be forgotten is there, or is called gone; it is never less
+            assert sorted(rows_of(full, full.source(), start, end)) == ALL
 
     def test_nothing_is_forgotten_before_it_is_acknowledged(self, full: SourceOrigin) -> None:
         """Ranges are offered one after the other, and read, to the end; then all of them are read again, oldest last."""
