@@ -23,11 +23,13 @@ What it can't do: what the function does beside `epoch.write` is its own affair,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing.pool import AsyncResult
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -269,20 +271,37 @@ def exactly_once(function: EpochFunction | AnySink, /, **sinks: AnySink) -> Exac
 
 
 def _require_ran(returned: object, number: int) -> None:
-    """What a function returns may be what it was to do: a generator, a coroutine, the lazy result of `map`, a future. Its epoch
-    would be committed without rows."""
-    several: Collection[object] = returned if isinstance(returned, list | tuple | set) else (returned,)
-    for each in several:
+    """What a function returns may be what it was to do: a generator, a coroutine, the lazy result of `map`, a future, another
+    function. Its epoch would be committed without rows."""
+    for each in _within(returned):
         if isinstance(each, Future) and each.done():
             each.result()  # if it has failed, the epoch has
-        elif isinstance(each, Future | Iterator) or inspect.isawaitable(each) or inspect.isasyncgen(each):
+        elif isinstance(each, AsyncResult) and each.ready():
+            each.get()
+        elif isinstance(each, Future | AsyncResult | Iterator) or _is_to_be_called(each):
             if inspect.iscoroutine(each):
                 each.close()  # or Python warns that nobody has awaited it
             raise ProtocolViolation(
                 f"the function of exactly_once returned a {type(each).__name__}, which has not run, or not to its end: write "
-                "without async, yield and map, and wait for what runs in other threads",
+                "without async, yield, lambda and map, and wait for what runs in other threads",
                 epoch=number,
             )
+
+
+def _within(returned: object) -> Iterator[object]:
+    """What was returned, or what is in it."""
+    if isinstance(returned, Mapping):
+        returned = [*returned.keys(), *returned.values()]
+    if not isinstance(returned, list | tuple | set | frozenset):
+        yield returned
+        return
+    for each in returned:
+        yield from _within(each)
+
+
+def _is_to_be_called(each: object) -> bool:
+    is_function = inspect.isroutine(each) or isinstance(each, functools.partial)
+    return is_function or inspect.isawaitable(each) or inspect.isasyncgen(each)
 
 
 def _write_as_it_is(batch: DataFrame, epoch: EpochWriter) -> None:

@@ -227,6 +227,12 @@ def test_a_function_that_has_not_run_when_it_returns_is_refused(spark: SparkSess
     def mapped(batch: DataFrame, epoch: EpochWriter) -> Any:
         return map(partial(epoch.write, df=batch), ["even", "odd"])
 
+    def within(batch: DataFrame, epoch: EpochWriter) -> Any:
+        return {"written": [mapped(batch, epoch)]}
+
+    def uncalled(batch: DataFrame, epoch: EpochWriter) -> Any:
+        return lambda: epoch.write("even", batch)
+
     with ThreadPoolExecutor(1) as pool:
         let_go = threading.Event()
 
@@ -234,7 +240,7 @@ def test_a_function_that_has_not_run_when_it_returns_is_refused(spark: SparkSess
             return [pool.submit(_after, let_go, partial(epoch.write, "even", batch))]
 
         ways = ((later, "coroutine"), (lazily, "generator"), (mapped, "map"), (submitted, "Future"))
-        for function, what in ways:
+        for function, what in (*ways, (within, "map"), (uncalled, "function")):
             unrun: Any = function
             said = failure_of(write_by(twophase.exactly_once(unrun, **sinks_of(place)), orders(spark, place), place))
             assert f"returned a {what}, which has not run" in said

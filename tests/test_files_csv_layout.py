@@ -122,3 +122,15 @@ def test_a_manifest_of_format_0_is_not_said_to_be_of_another_release(tmp_path: P
     text = open_table(str(tmp_path / "table")).manifest(0).text()
     with pytest.raises(TableCorrupt, match="format 0, which no release has written"):
         Manifest.decode(text.replace(b"manifest 2 ", b"manifest 0 "), "p")
+
+
+def test_an_epoch_without_texts_is_read_after_a_text_was_added(tmp_path: Path) -> None:
+    """A null that is alone in its row is written in quotes, and is a null in a file that has no text."""
+    writing(tmp_path).epoch(0, pa.record_batch({"id": pa.array([1, None], pa.int32())}))
+    writing(tmp_path).epoch(1, pa.record_batch({"id": pa.array([2], pa.int32()), "name": pa.array(["x"])}))
+
+    assert [(row["id"], row["name"]) for row in all_rows(source(tmp_path / "table"))] == [
+        (1, None),
+        (None, None),
+        (2, "x"),
+    ]

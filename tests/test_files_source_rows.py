@@ -334,3 +334,32 @@ def test_rows_of_which_no_column_is_in_the_file_are_counted(folder: Path) -> Non
     drop(folder, "day=2024-01-01/a.parquet", numbers(1, 2, 3))
 
     assert all_rows(source(folder, schema(day=pa.string()))) == [{"day": "2024-01-01"}] * 3
+
+
+# ---- columns that are found in another case, or not wanted ----
+
+
+def test_a_header_in_another_case_alters_no_value(folder: Path) -> None:
+    drop(folder, "a.csv", b'"Code",N,more\n007,1,x\n1.10,2,\nTRUE,3,y\n')
+    wanted = schema(code=pa.string(), n=pa.int64())
+    assert all_rows(source(folder, wanted, fileFormat="csv", header=True)) == [
+        {"code": "007", "n": 1},
+        {"code": "1.10", "n": 2},
+        {"code": "TRUE", "n": 3},
+    ]
+
+
+def test_a_column_of_csv_that_nobody_wants_may_hold_anything(folder: Path) -> None:
+    rows = b"".join(b"%d,%d\n" % (number, number) for number in range(200_000))
+    drop(folder, "a.csv", b"n,other\n" + rows + b"200000,abc\n200001,\xff\n")
+    found = all_rows(source(folder, N, fileFormat="csv", header=True))
+    assert [row["n"] for row in found] == list(range(200_002))
+
+
+@pytest.mark.parametrize("file_format", ["text", "json", "csv"])
+def test_rows_of_which_only_the_folder_is_wanted_are_rows(folder: Path, file_format: str) -> None:
+    (folder / "k=7").mkdir()
+    content = {"text": b"x\ny\n", "json": b'{"n":1}\n{"n":2}\n', "csv": b"n\n1\n2\n"}[file_format]
+    drop(folder / "k=7", f"a.{file_format}", content)
+    found = all_rows(source(folder, schema(k=pa.int32()), fileFormat=file_format, header=file_format == "csv"))
+    assert found == [{"k": 7}, {"k": 7}]

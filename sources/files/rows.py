@@ -16,8 +16,10 @@ lone carriage return as the end of a line of text.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from csv import reader as csv_reader
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal
 
@@ -34,6 +36,7 @@ from twophase.sources.files.line_blocks import BLOCK_BYTES, line_blocks
 from twophase.sources.files.options import FileFormat
 
 BATCH_ROWS = 10_000
+_HEADER_BYTES = 1 << 20
 _CODECS: Mapping[str, Literal["gzip", "bz2", "zstd"]] = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
@@ -156,13 +159,13 @@ def _parsed(
         yield from _parquet(file, wanted)
         return
     suffix = name[name.rfind(".") :]
-    stream = _unpacked(file, suffix)
-    if file_format == "json":
-        yield from json_rows(stream, wanted)
-    elif file_format == "csv":
-        yield from _csv(stream, wanted, _looked_at(file, suffix, csv))
+    if file_format == "csv":
+        form = _looked_at(file, suffix, csv)
+        yield from _csv(_unpacked(file, suffix), wanted, form, _header(file, suffix, form) if form.header else None)
+    elif file_format == "json":
+        yield from json_rows(_unpacked(file, suffix), wanted)
     else:
-        yield from _text(stream, wanted)
+        yield from _text(_unpacked(file, suffix), wanted)
 
 
 def _unpacked(file: BinaryIO, suffix: str) -> Any:
@@ -216,11 +219,23 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _csv(stream: Any, wanted: pa.Schema, form: CsvForm) -> Iterator[pa.RecordBatch]:
+def _header(file: BinaryIO, suffix: str, form: CsvForm) -> list[str]:
+    """The names in the first record that is not blank."""
+    text = _unpacked(file, suffix).read(_HEADER_BYTES).decode("utf-8-sig", "replace")
+    file.seek(0)
+    quoting: Any = {"doublequote": form.escape is None, "escapechar": form.escape}
+    return next((row for row in csv_reader(io.StringIO(text, newline=""), delimiter=form.sep, **quoting) if row), [])
+
+
+def _csv(stream: Any, wanted: pa.Schema, form: CsvForm, header: list[str] | None) -> Iterator[pa.RecordBatch]:
     """By name where there is a header, else by place: a shorter file is of an older schema."""
     places = form.columns or tuple(wanted.names)
-    columns = {name: name if form.header else f"f{at}" for at, name in enumerate(places)}
-    types = {columns[field.name]: _csv_type(field.type) for field in wanted if field.name in columns}
+    there = places if header is None else header
+    columns = [name if header is not None else f"f{at}" for at, name in enumerate(there)]
+    # What is not wanted is not looked at: any bytes will do. To infer its type could fail.
+    types: dict[str, pa.DataType] = dict.fromkeys(columns, pa.binary())
+    found = {field.name: at for field in wanted if (at := place_of(there, field.name)) is not None}
+    types |= {columns[at]: _csv_type(wanted.field(name).type) for name, at in found.items()}
     try:
         reader = pyarrow.csv.open_csv(
             stream,
@@ -235,13 +250,12 @@ def _csv(stream: Any, wanted: pa.Schema, form: CsvForm) -> Iterator[pa.RecordBat
                 ignore_empty_lines=not form.blank_is_row,
             ),
             convert_options=pyarrow.csv.ConvertOptions(
-                # What is not wanted is not converted either: it stays text.
-                column_types={column: types.get(column, pa.string()) for column in columns.values()},
+                column_types=types,
                 null_values=[form.null_value],
                 strings_can_be_null=True,
                 # The sink quotes a null that is alone in its row, which would otherwise be a blank line. Where there is no text,
                 # nothing else is quoted and empty; a text that is null comes back empty.
-                quoted_strings_can_be_null=not any(map(_is_text, wanted.types)),
+                quoted_strings_can_be_null=not any(_is_text(wanted.field(name).type) for name in found),
             ),
         )
     except pa.ArrowInvalid as error:
@@ -270,7 +284,9 @@ def _text(stream: Any, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
 def _lines(data: bytes, wanted: pa.Schema) -> pa.RecordBatch:
     text = pa.array([data], pa.binary()).cast(pa.string())
     lines = pc.replace_substring_regex(pc.split_pattern(text, "\n").flatten(), "\r$", "")
-    return pa.record_batch([lines] * len(wanted), names=wanted.names)
+    # One column is kept where all that is wanted is in the names of folders: a batch without columns forgets its rows.
+    names = wanted.names or [""]
+    return pa.record_batch([lines] * len(names), names=names)
 
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, pa.Scalar[Any]]) -> pa.RecordBatch:

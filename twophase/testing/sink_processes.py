@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from twophase.identity import Generation, Owner
@@ -138,7 +139,7 @@ class SinkProcesses:
         expected, order = [0, 1], steps.decided(0, [0], [1])
         for number, place in enumerate(_places(steps, order), start=1):
             order = steps.decided(number, [3 * number], [3 * number + 1])
-            last, stood = _overtaken(steps, order, place, lambda at=number: other.epoch(at, [3 * at + 2]))  # type: ignore[misc]
+            last, stood = _overtaken(steps, order, place, partial(other.epoch, number, [3 * number + 2]))
             assert stood.answer is Outcome.COMMITTED, f"another owner went on at {place}: {stood.raised}"
             expected += [3 * number, 3 * number + 1, 3 * number + 2]
             assert steps.visible() == expected, f"another owner went on at {place}"
@@ -156,9 +157,7 @@ class SinkProcesses:
         for place in _places(steps, order):
             rows = [len(expected), len(expected) + 1]
             order = steps.decided(epoch, rows[:1], rows[1:])
-            _, stood = _overtaken(
-                steps, order, place, lambda lost=order.shares[1]: steps.target.lose(steps.owner, lost)
-            )  # type: ignore[misc]
+            _, stood = _overtaken(steps, order, place, partial(steps.target.lose, steps.owner, order.shares[1]))
             is_moved = steps.marker(settled=True) == order.marker
             if is_moved:
                 expected += rows
