@@ -73,7 +73,10 @@ class TableOrigin:
         except CheckpointMismatch:
             gap = first_gap(self.table.positions_left())
             if gap is not None:
-                raise self._lost(epochs_text(*gap)) from None
+                raise DataLost(
+                    f"the table {self.table.path} lacks {epochs_text(*gap)}, and has those around it: deleted or moved by hand, or "
+                    "not restored. Put what is missing back: no query can follow the table without it."
+                ) from None
             raise
 
     def earliest(self) -> str:
