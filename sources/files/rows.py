@@ -2,11 +2,11 @@
 
 The mechanism: Arrow's own readers, streaming: a row group, or a block of text, is in memory at a time, and no row ever is
 a Python object. What comes out is brought to the schema column by column: a column is found by name, as Spark finds it
-(without regard to case where that is unambiguous), cast without loss, filled from the folder names `column=value`, or null
-if the file is of an older schema. Columns that the schema does not have are not read.
+(without regard to case where that is unambiguous; a struct's fields and those of json exactly), cast, filled from the
+folder names `column=value`, or null if the file is of an older schema. Columns that the schema does not have are not read.
 
-The guarantee: a value is what the file says, or the read fails with the name of file and column; a cast that would change
-a value fails.
+The guarantee: a value is what the file says, or the read fails with the name of file and column; a cast that would lose
+digits fails. Casts between kinds of values are Arrow's: a timestamp that is wanted as a date loses its time.
 
 Times without an offset are of the column's time zone. Binary json values are base64, as Spark's and this library's.
 
