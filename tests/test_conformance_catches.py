@@ -176,6 +176,7 @@ SINKS_CAUGHT_BY = [
         values=[2**40],
     ),
     mistake(heap_sinks.EmptiesBeforeItReplaces, "an_overwriting_epoch_replaces_all_before_it"),
+    mistake(sqlite_sinks.ForgetsAlways, "what_was_committed_just_now_is_not_forgotten"),
     mistake(sqlite_sinks.ListsLowerNumbersOnly, "everything_that_is_staged_is_listed_with_its_generation"),
     mistake(sqlite_sinks.TakesAnyOrderFirst, "a_target_without_a_marker_takes_no_order_that_moves_one"),
     mistake(sqlite_sinks.NamesPlacesForSlots, "shares_may_be_named_in_any_order"),

@@ -323,6 +323,11 @@ class _CastsToTheFirstType(SqliteTransaction):
         super().write(batch.cast(pa.schema(fields), safe=False))
 
 
+class ForgetsAlways(SqliteSink):
+    def forgets(self, order: CommitOrder[SqliteHandle]) -> bool:
+        return True
+
+
 class ListsLowerNumbersOnly(SqliteSink):
     """Of whatever ledger, as if all had the same."""
 

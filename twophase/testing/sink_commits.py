@@ -87,6 +87,13 @@ class SinkCommits:
         assert looked.commit(steps.decided(2, [5])) is Outcome.COMMITTED
         assert steps.visible() == [1, 2, 3, 4, 5]
 
+    def test_what_was_committed_just_now_is_not_forgotten(self, steps: SinkSteps) -> None:
+        """Only of an order that is old may a target have forgotten its markers; before its commit, and after it."""
+        order = steps.decided(0, [1], [2])
+        assert not steps.sink().forgets(order)
+        steps.commit(order)
+        assert not steps.sink().forgets(order)
+
     # ---- commit, again and late ----
 
     def test_commit_again_from_any_process_changes_nothing(self, steps: SinkSteps) -> None:

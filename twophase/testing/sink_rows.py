@@ -38,8 +38,8 @@ class SinkRows:
 
     # ---- many ----
 
-    def test_a_thousand_slots(self, steps: SinkSteps) -> None:
-        """A tiny share for each of a thousand slots (or `many_slots`), then an epoch with a few."""
+    def test_thousands_of_slots(self, steps: SinkSteps) -> None:
+        """A tiny share for each of two thousand slots (or `many_slots`), then an epoch with a few."""
         slots = [[value] for value in range(steps.target.many_slots)]
         order = steps.epoch(0, *slots)
         assert difference(steps.visible(), range(len(slots))) == ""

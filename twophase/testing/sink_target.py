@@ -61,7 +61,7 @@ class SinkTarget(ABC):
     """The sink's own failpoints on the driver, where queries are killed besides those of the protocol."""
     client_errors: Sequence[Callable[[str], Exception]] = (input_output_error,)
     """What the target's client raises when it can't ask the target: each is raised where the sink makes a call."""
-    many_slots: int = 1000
+    many_slots: int = 2000
     many_rows: int = 100_000
     many_batches: int = 1000
     many_failures: int = 40
