@@ -27,7 +27,7 @@ help: ## say what can be made
 	@echo 'Environment and caches: $(CACHE)'
 
 # Three at a time on two cores: half of the tests wait for Spark to start. What shares a session or a server stays together: conftest.py.
-test: venv ## run the tests that need nothing but Java; about twelve minutes
+test: venv ## run the tests that need nothing but Java; a quarter of an hour or more
 	$(PYTEST) -n 3 -m "not servers" $(ARGS)
 
 test-servers: venv ## run the tests on Kafka, PostgreSQL, HDFS and Pravega, which they fetch and start; twenty minutes
