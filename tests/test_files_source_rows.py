@@ -363,3 +363,9 @@ def test_rows_of_which_only_the_folder_is_wanted_are_rows(folder: Path, file_for
     drop(folder / "k=7", f"a.{file_format}", content)
     found = all_rows(source(folder, schema(k=pa.int32()), fileFormat=file_format, header=file_format == "csv"))
     assert found == [{"k": 7}, {"k": 7}]
+
+
+def test_a_header_whose_quote_is_never_closed_is_an_error_of_the_file(folder: Path) -> None:
+    drop(folder, "a.csv", b'"n,other\n' + b"1,2\n" * 100_000)
+    with pytest.raises(Unreadable, match=r"a\.csv can't be read as csv"):
+        all_rows(source(folder, N, fileFormat="csv", header=True))

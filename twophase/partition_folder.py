@@ -17,7 +17,9 @@ _ESCAPED = re.compile("[\\x00-\\x1f\\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 def component(column: str, value: str | None) -> str:
     """One level of a path: column=value."""
     if value == NULL:
-        raise SchemaMismatch(f"the column {column!r} has the text {NULL}, which readers of folders take for null")
+        raise SchemaMismatch(
+            f"the column {column!r} has the text {NULL}, which readers of folders take for null: replace it"
+        )
     return f"{_escape(column)}={NULL if not value else _escape(value)}"
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from csv import Error as CsvError
 from csv import reader as csv_reader
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal
@@ -161,7 +162,8 @@ def _parsed(
     suffix = name[name.rfind(".") :]
     if file_format == "csv":
         form = _looked_at(file, suffix, csv)
-        yield from _csv(_unpacked(file, suffix), wanted, form, _header(file, suffix, form) if form.header else None)
+        header = _header(file, suffix, form) if form.header else None
+        yield from _csv(_unpacked(file, suffix), wanted, form, header)
     elif file_format == "json":
         yield from json_rows(_unpacked(file, suffix), wanted)
     else:
@@ -224,7 +226,11 @@ def _header(file: BinaryIO, suffix: str, form: CsvForm) -> list[str]:
     text = _unpacked(file, suffix).read(_HEADER_BYTES).decode("utf-8-sig", "replace")
     file.seek(0)
     quoting: Any = {"doublequote": form.escape is None, "escapechar": form.escape}
-    return next((row for row in csv_reader(io.StringIO(text, newline=""), delimiter=form.sep, **quoting) if row), [])
+    records = csv_reader(io.StringIO(text, newline=""), delimiter=form.sep, **quoting)
+    try:
+        return next((record for record in records if record), [])
+    except CsvError as error:
+        raise pa.ArrowInvalid(f"its header: {error}") from error
 
 
 def _csv(stream: Any, wanted: pa.Schema, form: CsvForm, header: list[str] | None) -> Iterator[pa.RecordBatch]:
@@ -262,6 +268,8 @@ def _csv(stream: Any, wanted: pa.Schema, form: CsvForm, header: list[str] | None
         if "Empty CSV" in str(error):  # nothing but blank lines
             return
         raise
+    if header is not None and reader.schema.names != header:  # or a type would be guessed, and values altered by it
+        raise pa.ArrowInvalid(f"its header can be read in two ways: {header} and {reader.schema.names}")
     if not form.header and len(reader.schema) > len(places):
         raise pa.ArrowInvalid(f"it has {len(reader.schema)} columns without a header, and only {len(places)} are known")
     for batch in reader:

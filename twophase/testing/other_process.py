@@ -166,7 +166,10 @@ def serve(descriptor: int) -> None:
                 return
             wanted = b""
             while len(wanted) < int.from_bytes(length):
-                wanted += asked.recv(int.from_bytes(length) - len(wanted))
+                part = asked.recv(int.from_bytes(length) - len(wanted))
+                if not part:
+                    return  # whoever asked has died in the middle of it
+                wanted += part
             sys.path[:], modules, environment, folder = pickle.loads(wanted)
             os.environ.clear()
             os.environ.update(environment)

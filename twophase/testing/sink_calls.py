@@ -163,9 +163,7 @@ def called_with_failures(
     return [_in_a_fork(sink, verb, arguments, place, error) for error in errors for place in places]
 
 
-def _in_a_fork(
-    sink: AnySink, verb: str, arguments: Sequence[Any], failing: Place | None, error: Error | None
-) -> Called:
+def _in_a_fork(sink: AnySink, verb: str, arguments: Sequence[Any], failing: Place, error: Error) -> Called:
     """In a process of its own each time: a client may keep connections, which a failure has left in the middle of something."""
     reading, writing = os.pipe()
     child = os.fork()
