@@ -16,13 +16,13 @@ import pyarrow as pa
 from pyarrow import types
 
 from twophase.identity import Owner
-from twophase.sink import Share
+from twophase.sink import Description, Share
 from twophase.sinks.postgres.sink import PostgresSink
 from twophase.testing.arrow_columns import ARROW_COLUMNS
 from twophase.testing.crash.orders import Order
 from twophase.testing.crash.target import CrashTarget, Surroundings
 from twophase.testing.servers import postgres
-from twophase.testing.sink_target import TYPED, SinkTarget
+from twophase.testing.sink_target import TYPED, VALUE, SinkTarget
 
 POINTS = ("postgres.locked", "postgres.inserted", "postgres.committed")
 
@@ -92,6 +92,9 @@ class TableUnderTest(SinkTarget):
     def sink(self) -> PostgresSink:
         return PostgresSink(self.dsn, self.table, create_table=True)
 
+    def rebuilt(self, description: Description) -> PostgresSink:
+        return PostgresSink.from_options(description.options)
+
     def read(self) -> Sequence[dict[str, Any]]:
         if ask(self.dsn, "SELECT to_regclass(%s)", self.table) == [(None,)]:
             return []
@@ -112,6 +115,13 @@ class TableUnderTest(SinkTarget):
     def typed_batch(self, column: pa.Array[Any]) -> pa.RecordBatch | None:
         self._typed = column.type
         return super().typed_batch(column)
+
+
+class KeysUnderTest(TableUnderTest):
+    """The same with upserts: the number is the key."""
+
+    def sink(self) -> PostgresSink:
+        return PostgresSink(self.dsn, self.table, write_mode="upsert", key_columns=[VALUE], create_table=True)
 
 
 class VersionsUnderTest(TableUnderTest):

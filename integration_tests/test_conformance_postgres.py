@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from integration_tests.postgres_tables import PreparedUnderTest, TableUnderTest, VersionsUnderTest
+from integration_tests.postgres_tables import KeysUnderTest, PreparedUnderTest, TableUnderTest, VersionsUnderTest
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_suite import SinkSuite
 
@@ -17,6 +17,12 @@ class TestPostgresSink(SinkSuite):
     @pytest.fixture
     def target(self, postgres_server: Server[str]) -> TableUnderTest:
         return TableUnderTest(postgres_server.endpoint)
+
+
+class TestPostgresUpserts(SinkSuite):
+    @pytest.fixture
+    def target(self, postgres_server: Server[str]) -> KeysUnderTest:
+        return KeysUnderTest(postgres_server.endpoint)
 
 
 class TestPostgresVersions(SinkSuite):

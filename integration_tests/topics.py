@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 import time
@@ -19,6 +20,7 @@ from kafka import KafkaAdminClient  # type: ignore[import-untyped]
 from kafka.errors import KafkaError as KafkaPythonError  # type: ignore[import-untyped]
 
 from twophase.clients.kafka.connections import close_connections
+from twophase.sink import Description
 from twophase.sinks.kafka.sink import KafkaSink
 from twophase.sources.kafka.consumer import close_idle
 from twophase.testing.crash.orders import Order
@@ -124,13 +126,28 @@ class TopicUnderTest(SinkTarget):
         self.topic = f"orders-{uuid.uuid4().hex}"
         self.prefix = f"suite-{uuid.uuid4().hex}"
         self._typed_as_text = False
+        self._timeout_ms = 900_000
         self.create()
 
     def create(self) -> None:
         create_topic(self.bootstrap, self.topic)
 
     def sink(self) -> KafkaSink:
-        return KafkaSink(self.bootstrap, self.topic, transactional_id_prefix=self.prefix, request_timeout_ms=20_000)
+        return KafkaSink(
+            self.bootstrap,
+            self.topic,
+            transactional_id_prefix=self.prefix,
+            transaction_timeout_ms=self._timeout_ms,
+            request_timeout_ms=20_000,
+        )
+
+    def rebuilt(self, description: Description) -> KafkaSink:
+        return KafkaSink.from_options(description.options)
+
+    def short_lived(self) -> TopicUnderTest:
+        same = copy.copy(self)
+        same._timeout_ms = 10_000
+        return same
 
     def read(self) -> Sequence[dict[str, Any]]:
         self._wait_for_ends()

@@ -23,6 +23,7 @@ from tests.test_conformance_heap import HeapUnderTest
 from tests.test_conformance_slots import SlotsUnderTest
 from tests.test_conformance_sqlite import OrdersTable
 from twophase.query import AnySink
+from twophase.sink import Description
 from twophase.sinks.heap import HeapSink
 from twophase.source import ReadLimit
 from twophase.testing.query_steps import QuerySteps
@@ -40,6 +41,12 @@ class Heap(HeapUnderTest):
 
     def sink(self) -> Any:
         return self.kind(self.name)
+
+    def rebuilt(self, description: Description) -> Any:
+        return self.kind(description.options["target"])
+
+    def short_lived(self) -> SinkTarget | None:
+        return None if self.sink().capabilities.share_lives_ms is None else self
 
 
 class Orders(OrdersTable):
@@ -72,6 +79,12 @@ SINKS_CAUGHT_BY = [
     mistake(heap_sinks.SetsTheMarker, "commit_again_from_any_process_changes_nothing"),
     mistake(heap_sinks.SetsTheMarker, "commit_moves_the_marker_only_from_where_the_order_says"),
     mistake(heap_sinks.SetsTheMarker, "an_order_of_another_epoch_can_not_set_the_marker_back"),
+    mistake(heap_sinks.RefusesOnlyWhatItPrepares, "whoever_may_not_prepare_is_told_before_a_take_over"),
+    mistake(heap_sinks.PreparesWhenAsked, "asking_whether_rows_fit_creates_nothing"),
+    mistake(heap_sinks.UpsertsInName, "a_row_takes_the_place_of_the_one_with_its_key"),
+    mistake(heap_sinks.DiesEarly, "a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named"),
+    mistake(heap_sinks.DecidesTheDead, "a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named"),
+    mistake(heap_sinks.DescribesAnother, "a_sink_that_is_built_from_its_description_finds_and_commits_the_same"),
     mistake(heap_sinks.TakesOverAnyway, "a_take_over_is_refused_if_the_line_has_moved_on"),
     mistake(heap_sinks.DoesNotFence, "a_fence_keeps_older_generations_from_staging"),
     mistake(heap_sinks.DoesNotFence, "a_generation_that_was_overtaken_is_told_so"),

@@ -18,7 +18,7 @@ import pytest
 from tests.files_query import quick, staged
 from twophase.file_table import open_table
 from twophase.identity import Owner
-from twophase.sink import Share
+from twophase.sink import Description, Share
 from twophase.sinks import FilesSink
 from twophase.sinks.files.sink import FileFormat
 from twophase.sources.files import FilesSource
@@ -46,6 +46,9 @@ class FilesUnderTest(SinkTarget):
 
     def sink(self) -> FilesSink:
         return FilesSink(str(self.table), file_format=self.file_format, storage=quick())
+
+    def rebuilt(self, description: Description) -> FilesSink:
+        return FilesSink.from_options(description.options)
 
     def read(self) -> Sequence[dict[str, Any]]:
         """Parquet and json by readers that know nothing of twophase; csv by the source, which knows the dialect."""

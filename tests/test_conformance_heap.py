@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.mistakes.heap_sinks import ShortLived
 from twophase.sinks import heap
 from twophase.sinks.heap import HeapSink, HeapTarget
+from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.sink_suite import SinkSuite, SinkTarget
 
 
@@ -30,7 +32,22 @@ class HeapUnderTest(SinkTarget):
         return sorted(f"{share.owner} {share.attempt}" for share in HeapTarget.named(self.name).apply(heap.look).staged)
 
 
+class ExpiringUnderTest(HeapUnderTest):
+    """Shares die after a second, and the sink says so."""
+
+    def sink(self) -> ShortLived:
+        return ShortLived(self.name)
+
+    def short_lived(self) -> SinkTarget:
+        return self
+
+
 class TestHeapSink(SinkSuite):
     @pytest.fixture
     def target(self) -> HeapUnderTest:
         return HeapUnderTest(uuid.uuid4().hex)
+
+
+def test_shares_that_expire_when_the_sink_says_keep_the_contract() -> None:
+    steps = SinkSteps(ExpiringUnderTest(uuid.uuid4().hex))
+    SinkSuite().test_a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named(steps)

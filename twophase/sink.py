@@ -51,6 +51,7 @@ class Capabilities:
     ordered: bool = False
     """Rows of one slot keep their order."""
     upserts: bool = False
+    """A row takes the place of the one with the same key: the last of a share, and that of the newest epoch."""
     overwrites: bool = False
     """Spark's complete output mode: an epoch replaces all before it."""
 

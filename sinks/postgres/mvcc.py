@@ -135,17 +135,29 @@ class MvccMode:
         layout = self.database.run(partial(self._prepare, schema), doing=f"looking at the table {self.table}")
         return Plan(prepared, layout.to_details())
 
+    def require_fit(self, schema: pa.Schema) -> None:
+        self.database.run(partial(self._fitting, schema), doing=f"looking at the table {self.table}")
+
     def _prepare(self, schema: pa.Schema, connection: Connection) -> Layout:
+        layout = self._fitting(schema, connection)
+        if layout is None:
+            self._create(connection, schema)
+            layout = self._fitting(schema, connection)
+        assert layout is not None, "there is no table right after it was created"
+        return layout
+
+    def _fitting(self, schema: pa.Schema, connection: Connection) -> Layout | None:
+        """How rows of this schema are written to the table; None if it is not there and may be created for them."""
         versions = versions_of(self.table)
         if taken := [name for name in _TAGS if name in schema.names]:
             raise SchemaMismatch(f"the rows have columns whose names are ours: {', '.join(taken)}")
         oid = table.look_up(connection, versions)
         self._require_view(connection, is_ours=oid is not None)
-        if oid is None and self.create_table:
-            self._create(connection, schema)
-            oid = table.look_up(connection, versions)
-        if oid is None:
+        if oid is None and not self.create_table:
             raise TargetUnavailable(f"there is no table {versions}: set createTable to true, and it is created")
+        if oid is None:
+            table.columns_sql(self.table, schema)
+            return None
         layout = table.layout_for(connection, versions, oid, schema, None, _TAGS)
         table.require_rights(connection, versions, oid, layout)
         return layout

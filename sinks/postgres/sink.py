@@ -24,6 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pyarrow as pa
+
 from twophase.clients.postgres.database import Database
 from twophase.clients.postgres.dsn import Dsn
 from twophase.clients.postgres.table_name import BadName, TableName
@@ -204,9 +206,13 @@ class PostgresSink(Sink[PostgresHandle]):
         self._mode.fence(owner, generation)
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
-        if prepared.overwrite:
-            raise ProtocolViolation("this sink can't replace all that is in the table")
+        _require_no_overwrite(prepared.overwrite)
         return self._mode.prepare(prepared)
+
+    def require_fit(self, schema: pa.Schema | None, *, overwrite: bool) -> None:
+        _require_no_overwrite(overwrite)
+        if schema is not None and isinstance(self._mode, MvccMode):
+            self._mode.require_fit(schema)
 
     def begin(self, plan: Plan, task: Task) -> PostgresTransaction:
         return self._mode.begin(plan, task)
@@ -231,3 +237,8 @@ class PostgresSink(Sink[PostgresHandle]):
             super().take_over(order)
         else:
             self._mode.take_over(order)
+
+
+def _require_no_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise ProtocolViolation("this sink can't replace all that is in the table")

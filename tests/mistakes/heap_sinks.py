@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from twophase.errors import Fenced
-from twophase.identity import Generation, Owner
-from twophase.sink import CommitOrder, Leftover, Outcome, Plan, PreparedEpoch, Status, TakeOver, Task
+from twophase.errors import Fenced, NotCommitted, SchemaMismatch
+from twophase.identity import Attempt, Epoch, Generation, Owner
+from twophase.sink import CommitOrder, Description, Leftover, Outcome, Plan, PreparedEpoch, Status, TakeOver, Task
 from twophase.sinks import heap
 from twophase.sinks.heap import CommittedEpoch, HeapHandle, HeapSink, HeapState, HeapTransaction
 
@@ -125,3 +126,71 @@ class HoldsAFile(HeapSink):
         super().__init__(target)
         self.opened = open(__file__, encoding="utf-8")  # noqa: SIM115 - held on purpose
         self.opened.close()
+
+
+class RefusesOnlyWhatItPrepares(HeapSink):
+    """Other columns than it has, when it is asked to prepare; whoever asks first is told nothing."""
+
+    def prepare(self, prepared: PreparedEpoch) -> Plan:
+        if prepared.schema is not None and prepared.schema.names[:1] != ["value"]:
+            raise SchemaMismatch("other columns")
+        return super().prepare(prepared)
+
+
+class PreparesWhenAsked(HeapSink):
+    """Whether rows fit is found out by making room for them."""
+
+    def require_fit(self, schema: pa.Schema | None, *, overwrite: bool) -> None:
+        generation = Generation("0" * 32, 1)
+        prepared = PreparedEpoch(
+            Owner("asks", "sink"), generation, Epoch(0, ""), None, schema=schema, overwrite=overwrite
+        )
+        self.begin(self.prepare(prepared), Task(0, Attempt(generation, 0))).pre_commit()
+
+
+class UpsertsInName(HeapSink):
+    """It says that it replaces rows, and adds them."""
+
+    capabilities = replace(HeapSink.capabilities, upserts=True)
+
+
+class ShortLived(HeapSink):
+    """Its shares die after a second, and it says so: no mistake."""
+
+    capabilities = replace(HeapSink.capabilities, share_lives_ms=1000)
+    really_s = 1.0
+
+    def alive(self, order: CommitOrder[HeapHandle]) -> Mapping[int, str]:
+        return {**dict.fromkeys(self._expired(order), "it expired"), **super().alive(order)}
+
+    def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
+        if expired := self._expired(order):
+            raise NotCommitted("shares expired", dead_slots=expired)
+        return super().commit(order)
+
+    def begin(self, plan: Plan, task: Task) -> HeapTransaction:
+        _begun[task.attempt] = time.monotonic()
+        return super().begin(plan, task)
+
+    def _expired(self, order: CommitOrder[HeapHandle]) -> list[int]:
+        if order.marker in self.status(order.owner, settled=True).markers.values():
+            return []
+        now = time.monotonic()
+        return [share.slot for share in order.shares if now - _begun[share.attempt] > self.really_s]
+
+
+_begun: dict[Attempt, float] = {}
+
+
+class DiesEarly(ShortLived):
+    really_s = 0.5
+
+
+class DecidesTheDead(ShortLived):
+    def alive(self, order: CommitOrder[HeapHandle]) -> Mapping[int, str]:
+        return {}
+
+
+class DescribesAnother(HeapSink):
+    def describe(self) -> Description | None:
+        return Description("heap", {"target": "another"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,9 @@ from twophase.errors import Fenced, NotCommitted
 from twophase.sink import CommitOrder, Outcome
 from twophase.testing.sink_capabilities import only_if
 from twophase.testing.sink_steps import SinkSteps
+
+LONG_DEAD = 3
+"""Times the life of a share. What ends shares may look for them only now and then."""
 
 
 class SinkDeadShares:
@@ -128,6 +133,39 @@ class SinkDeadShares:
             steps.commit(order)
         assert 1 in caught.value.dead_slots
         assert steps.visible() == ([] if steps.sink().capabilities.atomic else [1])
+
+    def test_a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named(self, steps: SinkSteps) -> None:
+        """Committed shortly before its time is over, it is visible; after it, it is visible or named, and written again."""
+        target = steps.target.short_lived()
+        if target is None:
+            pytest.skip("by capability: this is for sinks whose share_lives_ms can be ten seconds or less")
+        short = replace(steps, target=target)
+        lives_s = (short.sink().capabilities.share_lives_ms or 0) / 1000
+        assert 0 < lives_s <= 10, "SinkTarget.short_lived: shares that live for ten seconds or less"
+
+        begun = time.monotonic()
+        in_time = short.decided(0, [1], [2])
+        assert time.monotonic() < begun + 0.6 * lives_s, "the machine is too slow for shares that live so short"
+        time.sleep(begun + 0.7 * lives_s - time.monotonic())
+        assert short.sink().alive(in_time) == {}
+        assert short.commit(in_time) is Outcome.COMMITTED
+
+        late = short.decided(1, [3], [4])
+        time.sleep(LONG_DEAD * lives_s)
+        named = set(short.sink().alive(late))
+        dead = set[int]()
+        try:
+            short.commit(late)
+        except NotCommitted as error:
+            dead = set(error.dead_slots)
+        assert dead <= named, "alive is asked before the decision: what is dead then must not be decided"
+        assert short.visible() == sorted([1, 2, *(slot + 3 for slot in (0, 1) if slot not in dead)])
+        if dead:
+            plan = short.prepare(1)
+            revised = (short.share(plan, s.slot, [s.slot + 3]) if s.slot in dead else s for s in late.shares)
+            assert short.commit(short.order(plan, *revised)) is Outcome.COMMITTED
+        short.sweep()
+        assert (short.visible(), list(target.residue())) == ([1, 2, 3, 4], [])
 
 
 # ---- parts of tests ----

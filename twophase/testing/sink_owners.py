@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
+import pyarrow as pa
 import pytest
 
-from twophase.errors import Fenced, NotCommitted, OptionError
+from twophase.errors import Fenced, NotCommitted, OptionError, TwophaseError
 from twophase.identity import Generation, Owner
 from twophase.sink import WHOLE, Marker, Outcome, TakeOver
+from twophase.testing.arrow_columns import ARROW_COLUMNS
 from twophase.testing.sink_capabilities import only_if, only_if_target
 from twophase.testing.sink_steps import SinkSteps, epoch_of
+from twophase.testing.sink_target import VALUE
 
 OTHER = Owner("another query", "sink")
+ASKED_FOR = "asked for"
 HOSTILE_NAMES = {
     "slashes": "a/b//c/",
     "dots": "../..",
@@ -170,6 +176,30 @@ class SinkOwners:
                 steps.sink().take_over(TakeOver(seen, taken))
             assert (steps.visible(), steps.marker()) == ([1, 2], last.marker)
 
+    def test_whoever_may_not_prepare_is_told_before_a_take_over(self, steps: SinkSteps) -> None:
+        """A query with other columns, or that replaces everything: it learns what `prepare` would say, and changes nothing."""
+        only_if(steps, several_owners=False)
+        last = steps.epoch(0, [1])
+        stranger = steps.as_(OTHER)
+        for schema in _schemas(steps):
+            for overwrite in (False, True):
+                before = list(steps.target.residue())
+                told = _refusal(partial(stranger.sink().require_fit, schema, overwrite=overwrite))
+                assert (steps.visible(), steps.marker()) == ([1], last.marker)
+                assert list(steps.target.residue()) == before, f"{schema}: left behind by a question"
+                refused = _refusal(partial(stranger.prepare, 0, schema=schema, overwrite=overwrite))
+                assert told == refused, f"{schema}, overwrite={overwrite}: require_fit and prepare do not say the same"
+
+    def test_asking_whether_rows_fit_creates_nothing(self, steps: SinkSteps) -> None:
+        """Of a target that is not there yet, for columns that it then gets none of."""
+        only_if(steps, several_owners=False)
+        asked = steps.target.batch([]).schema.append(pa.field(ASKED_FOR, pa.string()))
+        for schema in (asked, None):
+            _refusal(partial(steps.sink().require_fit, schema, overwrite=False))
+        assert (list(steps.target.read()), list(steps.target.residue()), steps.marker()) == ([], [], None)
+        steps.epoch(0, [1])
+        assert [ASKED_FOR in row for row in steps.target.read()] == [False]
+
     def test_a_decision_that_the_line_went_on_without_is_dead_for_its_own_owner(self, steps: SinkSteps) -> None:
         """Taken over, and taken back at the epoch before: what was decided then can never be committed any more."""
         only_if(steps, several_owners=False)
@@ -234,3 +264,23 @@ class SinkOwners:
             steps.sink().take_over(TakeOver(origin, marker))
         assert steps.sink().status(new.owner, settled=True).markers == {WHOLE: marker}
         return marker
+
+
+def _schemas(steps: SinkSteps) -> Iterator[pa.Schema]:
+    """Columns that rows may come with: the target's own, others beside them of every type, others in their place, and none."""
+    own = steps.target.batch([]).schema
+    yield own
+    yield from (batch.schema for batch in map(steps.target.typed_batch, ARROW_COLUMNS.values()) if batch is not None)
+    yield own.append(pa.field("another", pa.string()))
+    yield pa.schema([pa.field("another", pa.string())])
+    yield from (pa.schema([pa.field(VALUE, kind)]) for kind in (pa.string(), pa.int32(), pa.bool_()))
+    yield pa.schema([])
+
+
+def _refusal(call: Callable[[], object]) -> type[TwophaseError] | None:
+    """The kind of error that a call is refused with."""
+    try:
+        call()
+    except TwophaseError as error:
+        return type(error)
+    return None

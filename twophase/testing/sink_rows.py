@@ -180,6 +180,18 @@ class SinkRows:
 
     # ---- nulls and columns ----
 
+    def test_a_row_takes_the_place_of_the_one_with_its_key(self, steps: SinkSteps) -> None:
+        """Where the sink upserts, by the number: one of an earlier epoch, or of the same share. A commit again changes nothing."""
+        only_if(steps, upserts=True)
+        first, second, third = (self._of_texts(steps, texts) for texts in (["a", "b", "c", "d"], ["x", None], ["y"]))
+        for number, batches in enumerate(([first], [second, third], [])):
+            plan = steps.prepare(number, schema=first.schema)
+            order = steps.order(plan, steps.write(plan, 0, *batches), steps.write(plan, 1))
+            for outcome in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
+                assert steps.commit(order) is outcome
+                assert steps.target.typed_values() == (["a", "b", "c", "d"] if number == 0 else ["y", None, "c", "d"])
+        assert (steps.visible(), list(steps.target.residue())) == ([0, 1, 2, 3], [])
+
     def test_rows_of_nulls_alone_are_rows(self, steps: SinkSteps) -> None:
         """All columns are null, in a row between two others and in all rows of a share: shown, or refused before the vote."""
         rows = steps.target.batch([1, 2])

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from twophase.identity import Owner
 from twophase.query import AnySink
-from twophase.sink import Share
+from twophase.sink import Description, Share
 from twophase.testing.arrow_columns import ARROW_COLUMNS
 
 VALUE = "value"
@@ -84,6 +84,16 @@ class SinkTarget(ABC):
     def typed_values(self) -> list[Any]:
         """The column `typed`, in the order of the rows' numbers."""
         return [row[TYPED] for row in sorted(self.read(), key=lambda row: int(row[VALUE]))]
+
+    def rebuilt(self, description: Description) -> AnySink:
+        """The sink that `Sink.describe` describes, from nothing but its description. Not asked for where it gives None."""
+        raise NotImplementedError(
+            "Sink.describe gives a description: say in SinkTarget.rebuilt how a sink is made of it"
+        )
+
+    def short_lived(self) -> SinkTarget | None:
+        """The same target, with sinks whose shares live for ten seconds or less; None if shares live for ever, or longer."""
+        return None
 
     def lose_a_row(self, owner: Owner, share: Share[Any]) -> bool:
         """Destroy one of the rows that are staged for this share, and leave the others; False if the target can't lose a part."""
