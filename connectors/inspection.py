@@ -14,6 +14,7 @@ from typing import Any
 from twophase.checkpoint import Checkpoint
 from twophase.connectors.query_options import QueryOptions, query_of
 from twophase.connectors.registration import FORMATS
+from twophase.connectors.verdict import verdict
 from twophase.decision import Decision
 from twophase.errors import CheckpointMismatch, MissingExtra, OptionError, TwophaseError
 from twophase.ledger import Tail
@@ -21,6 +22,8 @@ from twophase.query import AnySink, Query
 from twophase.record import Decide, Prepare, Record
 from twophase.sink import WHOLE, Description, Status
 from twophase.standing import is_closed
+
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,16 @@ class Inspection:
 
 def inspect(location: str, *, ledger: str | None = None) -> Inspection:
     """Look at a query by its checkpoint."""
-    query, tail = opened(location, ledger=ledger, strict=False)
+    for _ in range(_LOOKS):
+        query, tail = opened(location, ledger=ledger, strict=False)
+        inspection = _look(query, tail)
+        # A query that runs may have gone on between two looks, and what was seen then fits together no more.
+        if query.ledger.read() == tail:
+            break
+    return inspection
+
+
+def _look(query: Query, tail: Tail | None) -> Inspection:
     checkpoint = query.checkpoint
     sinks = [] if tail is None else [_sink_line(query, tail, name) for name in _names(tail)]
     return Inspection(
@@ -82,7 +94,7 @@ def inspect(location: str, *, ledger: str | None = None) -> Inspection:
         ledger_id=None if tail is None else tail.prepare.ledger,
         newest_offsets=checkpoint.newest(),
         newest_commit=checkpoint.newest_commit(),
-        verdict=_verdict(query, tail, sinks),
+        verdict=verdict(query, tail, {line.sink: line.open for line in sinks}),
         epochs=tuple(_epoch_lines(checkpoint, query.ledger.history())),
         sinks=tuple(sinks),
     )
@@ -200,25 +212,3 @@ def _marker(status: Status) -> str:
         for slot, marker in sorted(status.markers.items())
     ]
     return "; ".join(shown[:4]) + (f" and {len(shown) - 4} slots more" if len(shown) > 4 else "")
-
-
-def _verdict(query: Query, tail: Tail | None, sinks: list[SinkLine]) -> str:
-    """One sentence: what a person at 3 a.m. needs to know first."""
-    if tail is None:
-        return "The query has written nothing through twophase yet."
-    if tail.prepare.location != query.ledger.location:
-        return f"The checkpoint was copied or moved from {tail.prepare.location}: the query is refused here without movedFrom."
-    if any(sink.problem for sink in sinks):
-        return "Part of it can't be seen from here: see the problems below."
-    decision, checkpoint = tail.decision, query.checkpoint
-    if decision is not None and any(sink.open for sink in sinks):
-        number = decision.epoch.number
-        if checkpoint.is_committed(number):
-            return f"A target lacks epoch {number}, which is logged as committed: it was emptied, moved or restored."
-        return f"Epoch {number} is decided, and not visible everywhere: starting the query, or `twophase recover`, makes it so."
-    number = tail.prepare.epoch.number
-    if checkpoint.is_committed(number):
-        return f"Epoch {number} is committed everywhere, and Spark has logged it."
-    if decision is not None and decision.epoch == tail.prepare.epoch:
-        return f"Epoch {number} is committed everywhere; Spark has not logged it, and will replay it without writing it again."
-    return f"Epoch {number} was begun and not decided: nothing of it is visible, and Spark will run it again."

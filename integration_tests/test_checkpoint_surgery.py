@@ -1,7 +1,9 @@
-"""What people do to checkpoints: delete, copy, rewind, empty, restore. A row is never lost or doubled; what can't be is refused."""
+"""What people do to checkpoints: delete, copy, rewind, empty, restore. A row is never lost or doubled; what can't be is refused,
+and `twophase inspect` foresees it."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from integration_tests.streams import Place, failure_of, orders, run, write
 from integration_tests.tables import rows_of
+from twophase.connectors.inspection import inspect
 from twophase.testing.crash.orders import write_orders
 
 
@@ -20,6 +23,11 @@ def written(spark: SparkSession, place: Place) -> Place:
     run(write(orders(spark, place), place))
     assert place.epochs() == [0, 1, 2]
     return place
+
+
+def foreseen(place: Place) -> str:
+    """What `twophase inspect` says of it."""
+    return inspect(str(place.checkpoint)).verdict
 
 
 def refused(spark: SparkSession, place: Place, says: str, **options: str) -> str:
@@ -33,6 +41,7 @@ def refused(spark: SparkSession, place: Place, says: str, **options: str) -> str
 
 def test_the_last_commit_deleted_is_a_replay_that_writes_nothing(spark: SparkSession, written: Place) -> None:
     written.forget_commit(2)
+    assert "Epoch 2 is committed everywhere; Spark has not logged it" in foreseen(written)
 
     run(write(orders(spark, written), written))
 
@@ -44,6 +53,7 @@ def test_the_last_two_commits_deleted_doubles_nothing(spark: SparkSession, writt
     """Spark takes the newest offsets for the epoch that was running, whatever is missing below."""
     written.forget_commit(2)
     written.forget_commit(1)
+    assert "Epoch 2 is committed everywhere; Spark has not logged it" in foreseen(written)
 
     run(write(orders(spark, written), written))
 
@@ -73,6 +83,7 @@ def test_a_checkpoint_restored_from_an_older_backup_is_refused(spark: SparkSessi
     place.restore_checkpoint(backup)
     write_orders(place.input, 1, first=50)  # so that other rows come under the same number
     before = rows_of(place.table)
+    assert "is refused when it starts: the checkpoint does not belong to the target" in foreseen(place)
 
     said = failure_of(write(orders(spark, place), place))
 
@@ -84,7 +95,17 @@ def test_sparks_part_rewound_without_the_ledger_is_refused(spark: SparkSession, 
     for folder in ("offsets", "commits"):
         for name in ("2", ".2.crc"):
             (written.checkpoint / folder / name).unlink(missing_ok=True)
+    assert "Spark's logs end at epoch 1, and epoch 2 is decided" in foreseen(written)
     written.add_orders(1)  # the same number is logged with other offsets
+
+    refused(spark, written, "CHECKPOINT_MISMATCH")
+
+
+def test_sparks_logs_emptied_without_the_ledger_are_refused(spark: SparkSession, written: Place) -> None:
+    for folder in ("offsets", "commits"):
+        shutil.rmtree(written.checkpoint / folder)
+        (written.checkpoint / folder).mkdir()
+    assert "Spark's logs are empty, and epoch 2 is decided" in foreseen(written)
 
     refused(spark, written, "CHECKPOINT_MISMATCH")
 
@@ -106,9 +127,7 @@ def test_an_emptied_checkpoint_of_a_named_owner_is_refused(spark: SparkSession, 
 
 
 def test_a_take_over_that_names_the_owner_goes_on_after_its_epochs(spark: SparkSession, written: Place) -> None:
-    old = (written.checkpoint / "metadata").read_text()
-    owner = old.split('"id":"')[1].split('"')[0]
-    shutil.rmtree(written.checkpoint)
+    owner = json.loads((written.checkpoint / "metadata").read_text())["id"]
     second = Place(written.root / "second")
     second.add_orders(2)
     before = written.rows()
@@ -118,10 +137,16 @@ def test_a_take_over_that_names_the_owner_goes_on_after_its_epochs(spark: SparkS
 
     assert written.rows() == before + 100
     assert written.epochs() == [0, 1, 2, 3, 4]  # 3 is the empty epoch of the take-over
+    assert "Epoch 0 is committed everywhere, and Spark has logged it" in foreseen(second)
+    new = json.loads((second.checkpoint / "metadata").read_text())["id"]
+    assert f"is owned by {new}/sink now, at epoch 0: this query is refused" in foreseen(written)
+    written.add_orders(2)
+    refused(spark, written, f"set the option takeOver to '{new}/sink'")
 
 
 def test_a_table_that_was_deleted_under_the_query_is_refused(spark: SparkSession, written: Place) -> None:
     shutil.rmtree(written.table)
+    assert "A target lacks epoch 2, which is logged as committed" in foreseen(written)
     written.add_orders(2)
 
     said = failure_of(write(orders(spark, written), written))
