@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained, ours_in
@@ -52,7 +53,7 @@ from twophase.task import run_task
 from twophase.vote import Vote
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
@@ -70,6 +71,7 @@ class EpochWriter:
         self._votes: dict[str, list[Vote]] = {}
         self._begun: set[str] = set()
         self._unfinished: list[str] = []  # begun and not done: failed, or still running
+        self._failed: dict[str, Exception] = {}
         self._open = True
         self._lock = threading.Lock()
 
@@ -90,9 +92,10 @@ class EpochWriter:
         """Raise unless every write that was begun has come to its end: one that failed would be an empty share."""
         if self._unfinished:
             names = ", ".join(dict.fromkeys(self._unfinished))
+            why = "".join(f". {name}: {_first_line(error)}" for name, error in self._failed.items())
             raise NotCommitted(
                 f"the write to {names} failed or has not ended, and the function returned all the same: let its error through, "
-                "and wait for its threads. Nothing was decided",
+                f"and wait for its threads. Nothing was decided{why}",
                 epoch=self.number,
             )
 
@@ -100,7 +103,11 @@ class EpochWriter:
         """Write these rows to the sink of this name, as its whole share of the epoch: invisible until the epoch is committed."""
         with self._lock:
             self._unfinished.append(str(name))
-        self._votes[name] = self._run(name, df)
+        try:
+            self._votes[name] = self._run(name, df)
+        except Exception as error:
+            self._failed.setdefault(str(name), error)
+            raise
         with self._lock:
             self._unfinished.remove(str(name))
 
@@ -108,6 +115,7 @@ class EpochWriter:
         # The function may write its sinks from several threads; each job then runs beside the others.
         with explained(epoch=self.number), self._lock:
             self._require_writable(name)
+            _require_rows(df)
             self._begun.add(name)
             self._plan = plan = self._coordinator.plan_for(self._plan, name, arrow_schema(df.schema))
         task = WriteTask(self._coordinator.query.sinks[name], name, plan)
@@ -132,10 +140,24 @@ class EpochWriter:
             raise ProtocolViolation(
                 f"there is no sink {name!r} in this query: its sinks are {', '.join(sorted(sinks))}"
             )
+        if name in self._failed:
+            raise ProtocolViolation(
+                f"the write to {name!r} has failed in this epoch, and is not tried again: let its error through, and Spark runs "
+                f"the whole epoch again when the query is started. {_first_line(self._failed[name])}"
+            )
         if name in self._begun:
             raise ProtocolViolation(
                 f"the sink {name!r} was written twice in one epoch: write it once, with the union of what you have"
             )
+
+
+def _require_rows(df: object) -> None:
+    if not isinstance(df, DataFrame):
+        raise ProtocolViolation(f"epoch.write(name, df) wants a DataFrame, and got {type(df).__name__}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -166,7 +188,7 @@ class WriteTask:
         yield pa.record_batch({"vote": [vote.to_text()]})
 
 
-EpochFunction = Callable[["DataFrame", EpochWriter], object]
+EpochFunction = Callable[[DataFrame, EpochWriter], object]
 
 
 @dataclass(frozen=True)
@@ -196,6 +218,11 @@ class ExactlyOnce:
                 problem = f"takeOver needs the sink's name too, here: takeOver={{name: {replaced!r}}}"
                 raise OptionError(problem, problems=[problem])
             replaced = dict.fromkeys(self.sinks, replaced)
+        if not isinstance(replaced, Mapping):
+            problem = (
+                f"takeOver is {replaced!r}: give the owner that the error names, here as takeOver={{sink name: owner}}"
+            )
+            raise OptionError(problem, problems=[problem])
         problems = [
             f"takeOver names {name!r}, which is no sink of this query" for name in replaced if name not in self.sinks
         ]
@@ -264,9 +291,8 @@ def exactly_once(function: EpochFunction | AnySink, /, **sinks: AnySink) -> Exac
     given: Mapping[str, object] = sinks
     strange = [name for name, sink in given.items() if not isinstance(sink, Sink)]
     if strange or not sinks:
-        raise TypeError(
-            f"not a sink: {', '.join(strange)}" if strange else "exactly_once needs at least one sink, by name"
-        )
+        shown = ", ".join(f"{name} (of the type {type(given[name]).__name__})" for name in strange)
+        raise TypeError(f"not a sink: {shown}" if strange else "exactly_once needs at least one sink, by name")
     return ExactlyOnce(function, sinks)
 
 

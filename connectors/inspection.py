@@ -75,12 +75,14 @@ class Inspection:
 
 def inspect(location: str, *, ledger: str | None = None) -> Inspection:
     """Look at a query by its checkpoint."""
+    query, tail = opened(location, ledger=ledger, strict=False)
+    inspection = _look(query, tail)
     for _ in range(_LOOKS):
-        query, tail = opened(location, ledger=ledger, strict=False)
-        inspection = _look(query, tail)
-        # A query that runs may have gone on between two looks, and what was seen then fits together no more.
+        # A query that runs may have gone on meanwhile, and then what was seen does not fit together.
         if query.ledger.read() == tail:
             break
+        query, tail = opened(location, ledger=ledger, strict=False)
+        inspection = _look(query, tail)
     return inspection
 
 

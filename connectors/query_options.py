@@ -24,7 +24,6 @@ SINK = "sink"
 """The name of a query's only sink, where none was given: the same for a format and for `exactly_once`, so that a query may
 change from one to the other."""
 _TEMPORARY = re.compile(r"temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""What Spark calls a checkpoint that it makes by itself."""
 """How Spark names the checkpoint that it makes, and deletes, for a query without a checkpoint location."""
 
 

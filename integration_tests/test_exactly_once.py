@@ -21,7 +21,7 @@ import twophase
 from integration_tests.streams import SCHEMA, Place, failure_of, orders, run, write, write_by
 from integration_tests.tables import compare, residue_of
 from twophase.connectors.for_each_batch import EpochWriter
-from twophase.errors import OptionError
+from twophase.errors import OptionError, ProtocolViolation
 from twophase.sinks import FilesSink
 
 
@@ -181,7 +181,16 @@ def test_a_function_that_swallows_a_failed_write_commits_nothing(spark: SparkSes
     assert differences(place) == []
 
 
-@pytest.mark.parametrize("mistake", ["a wrong name", "no DataFrame", "a plain thread", "a thread that goes on"])
+WHY = {
+    "a wrong name": "od: [PROTOCOL_VIOLATION] there is no sink 'od' in this query",
+    "no DataFrame": "wants a DataFrame, and got list",
+    "no DataFrame, and then one": "wants a DataFrame, and got NoneType",
+    "a plain thread": "pyspark.InheritableThread",
+    "a thread that goes on": "has not ended",
+}
+
+
+@pytest.mark.parametrize("mistake", WHY)
 def test_a_write_that_did_not_come_to_its_end_is_never_an_empty_epoch(
     spark: SparkSession, place: Place, mistake: str
 ) -> None:
@@ -200,6 +209,11 @@ def test_a_write_that_did_not_come_to_its_end_is_never_an_empty_epoch(
                     epoch.write("od", batch)
                 case "no DataFrame":
                     epoch.write("odd", [1, 2])  # type: ignore[arg-type]
+                case "no DataFrame, and then one":
+                    with contextlib.suppress(Exception):
+                        epoch.write("odd", None)  # type: ignore[arg-type]
+                    with pytest.raises(ProtocolViolation, match="has failed in this epoch, and is not tried again"):
+                        epoch.write("odd", batch)
                 case "a plain thread":
                     thread = threading.Thread(target=_quietly, args=(epoch, slow))
                     thread.start()
@@ -211,6 +225,7 @@ def test_a_write_that_did_not_come_to_its_end_is_never_an_empty_epoch(
     said = failure_of(write_by(twophase.exactly_once(careless, **sinks_of(place)), orders(spark, place), place))
 
     assert "failed or has not ended" in said
+    assert WHY[mistake] in said
     assert epochs_of(place.root / "even") == epochs_of(place.root / "odd") == []
 
 
@@ -254,6 +269,8 @@ def test_a_take_over_of_a_sink_that_is_not_there_is_a_wrong_option(place: Place)
 
     assert "takeOver names 'evn', which is no sink of this query" in str(caught.value)
     assert "takeOver of 'odd' is 5" in str(caught.value)
+    with pytest.raises(OptionError, match="takeOver is 5: give the owner"):
+        twophase.exactly_once(split, **sinks_of(place)).options(takeOver=5)
 
 
 def _after(event: threading.Event, write: Callable[[], None]) -> None:
@@ -366,7 +383,8 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     for function, sinks, says in (
         ("orders", {}, "a function or a sink"),
         (split, {}, "at least one sink"),
-        (split, {"even": "/data"}, "not a sink: even"),
+        (split, {"even": "/data"}, r"not a sink: even \(of the type str\)"),
+        (split, {"even": twophase.exactly_once(sink)}, r"not a sink: even \(of the type ExactlyOnce\)"),
         (sink, {"more": sink}, "alone"),
     ):
         with pytest.raises(TypeError, match=says):

@@ -25,7 +25,8 @@ _TEXT = """\
 # Options
 
 Keys may be written in any case. A wrong or unknown option stops the query before anything is written, and the error names
-every one of them. Give absolute paths, on a local disk or on a mount that driver and executors share.
+every one of them; whether they fit together is looked at when each is right by itself. Give absolute paths, on a local disk or
+on a mount that driver and executors share.
 
 ## Of every query
 

@@ -152,6 +152,11 @@ def describe(cls: type[DataclassInstance]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
 
 
+def texts_of(given: str | Iterable[str]) -> tuple[str, ...]:
+    """What an argument that is a list of names holds; a single name is a list of one, and not of its letters."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 def key_of(name: str) -> str:
     """The option's key for a field's name: transaction_timeout_ms is transactionTimeoutMs."""
     first, *rest = name.split("_")

@@ -31,7 +31,7 @@ import pyarrow as pa
 from twophase.errors import Fenced, NotCommitted, OptionError
 from twophase.file_table import PROBE_IN_TABLE, DataFile, FileTable, Manifest, TableForm, open_table
 from twophase.identity import Generation, Owner
-from twophase.options import key_of, option, parse
+from twophase.options import key_of, option, parse, texts_of
 from twophase.sink import (
     WHOLE,
     Capabilities,
@@ -121,7 +121,7 @@ class FilesSink(Sink[FilesHandle]):
         path: str,
         *,
         file_format: FileFormat = "parquet",
-        partition_by: Sequence[str] = (),
+        partition_by: str | Sequence[str] = (),
         compression: str | None = None,
         schema_change: SchemaChange = "add",
         header: bool = False,
@@ -131,7 +131,7 @@ class FilesSink(Sink[FilesHandle]):
         self._options = FilesOptions(
             path=self._table.path,
             file_format=file_format,
-            partition_by=tuple(partition_by),
+            partition_by=texts_of(partition_by),
             compression=compression,
             schema_change=schema_change,
             header=header,

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute
 from pyarrow import types
 
 from twophase.errors import SchemaMismatch
 from twophase.file_table import TableForm
 from twophase.tagged_struct import spark_type_of
+
+pc: Any = pyarrow.compute  # the stubs reject what the functions take
 
 SchemaChange = Literal["add", "refuse", "any"]
 EPOCH_COLUMN = "epoch"
@@ -43,6 +46,8 @@ def after(table: TableForm | None, rows: TableForm, change: SchemaChange) -> Tab
     if rows.schema is not None:
         problems += _unfit(rows, rows.schema)
     known = None if table is None else table.schema
+    if known is not None and rows.schema is not None:
+        problems += _respelled(known, rows.schema)
     if known is not None and rows.schema is not None and change != "any":
         problems += _changed(known, rows.schema, change, ordered=rows.file_format == "csv")
     if problems:
@@ -125,6 +130,11 @@ def _unfit(form: TableForm, schema: pa.Schema) -> Iterator[str]:
             yield f"the column {name!r} can't be a partition column: many readers ignore folders whose names begin like that"
         elif not _can_be_folder(schema.field(name).type):
             yield f"the column {name!r} can't be a partition column, because it is {schema.field(name).type}"
+        elif (zone := _unknown_zone(schema.field(name).type)) is not None:
+            yield (
+                f"the column {name!r} can't be a partition column while the session's time zone is {zone!r}, which only Java "
+                "knows: set spark.sql.session.timeZone to a region such as Asia/Shanghai, or to UTC"
+            )
     data = [field for field in schema if field.name not in form.partition_by]
     if not data:
         yield "there is no column besides the partition columns" if form.partition_by else "there is no column"
@@ -135,12 +145,26 @@ def _unfit(form: TableForm, schema: pa.Schema) -> Iterator[str]:
         for path, kind in _leaves(field.name, field.type):
             if spark_type := spark_type_of(kind):
                 yield f"the column {path!r} is a {spark_type}, which a Python sink gets as bytes, and no reader would know it again"
+            if alike := _alike_fields(kind):
+                yield f"the column {path!r} has several fields named {alike} (readers do not tell upper from lower case)"
             if not _HOLDS[form.file_format](kind):
                 yield f"the column {path!r} is {kind}, which {form.file_format} files can't hold"
 
 
+def _respelled(known: pa.Schema, new: pa.Schema) -> Iterator[str]:
+    """Whatever may change: a table with `id` and `ID` can't be read."""
+    spelled_before = {name.lower(): name for name in known.names}
+    for name in new.names:
+        before = spelled_before.get(name.lower(), name)
+        if name not in known.names and before != name:
+            yield f"the column {name!r} is {before!r} in the table, and readers do not tell upper from lower case: rename it"
+
+
 def _changed(known: pa.Schema, new: pa.Schema, change: SchemaChange, *, ordered: bool) -> Iterator[str]:
+    folded = {name.lower() for name in new.names}
     for field in known:
+        if field.name not in new.names and field.name.lower() in folded:
+            continue  # told by _respelled
         if field.name not in new.names:
             yield f"the column {field.name!r} was dropped"
         elif not same_type(field.type, new.field(field.name).type):
@@ -165,6 +189,22 @@ def _leaves(path: str, kind: Any) -> Iterator[tuple[str, pa.DataType]]:
         yield from _leaves(f"{path}.element", kind.value_type)
     elif types.is_dictionary(kind):
         yield from _leaves(path, kind.value_type)
+
+
+def _alike_fields(kind: Any) -> str:
+    counts = Counter(field.name.lower() for field in kind) if types.is_struct(kind) else Counter[str]()
+    return ", ".join(repr(name) for name, count in sorted(counts.items()) if count > 1)
+
+
+def _unknown_zone(kind: Any) -> str | None:
+    """The time zone of this type, if nobody here can tell what time it is there. Spark takes more names than Python and Arrow."""
+    if not types.is_timestamp(kind) or kind.tz is None:
+        return None
+    try:
+        pc.local_timestamp(pa.array([0], kind))
+    except pa.ArrowInvalid:
+        return str(kind.tz)
+    return None
 
 
 def _depth(kind: Any) -> int:

@@ -31,7 +31,7 @@ from twophase.clients.postgres.dsn import Dsn
 from twophase.clients.postgres.table_name import BadName, TableName
 from twophase.errors import OptionError, ProtocolViolation
 from twophase.identity import Generation, Owner
-from twophase.options import key_of, option, parse
+from twophase.options import key_of, option, parse, texts_of
 from twophase.secret import Secret
 from twophase.sink import (
     Capabilities,
@@ -144,7 +144,7 @@ class PostgresSink(Sink[PostgresHandle]):
         *,
         mode: Literal["wal", "mvcc", "xa"] = "wal",
         write_mode: Literal["append", "upsert"] = "append",
-        key_columns: Sequence[str] = (),
+        key_columns: str | Sequence[str] = (),
         delete_column: str | None = None,
         create_table: bool = False,
         lock_timeout_ms: int = 30_000,
@@ -155,7 +155,7 @@ class PostgresSink(Sink[PostgresHandle]):
             table=table,
             mode=mode,
             write_mode=write_mode,
-            key_columns=tuple(key_columns),
+            key_columns=texts_of(key_columns),
             delete_column=delete_column,
             create_table=create_table,
             lock_timeout_ms=lock_timeout_ms,

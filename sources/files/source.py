@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from twophase.errors import DataLost, OptionError
+from twophase.errors import CheckpointMismatch, DataLost, OptionError
 from twophase.file_table import FileTable, lost_manifest, open_table
 from twophase.log import Log
 from twophase.names import escape
@@ -187,7 +187,7 @@ def _origin(table: FileTable, options: FilesSourceOptions) -> Origin:
 
 def _is_table(table: FileTable) -> bool:
     """Whether an epoch with a manifest is there, whatever else is: a damaged table must not be read as a plain folder."""
-    if table.path in _tables and table.newest() is not None:
+    if table.path in _tables and _has_epochs(table):
         return True
     there = table.storage.list(table.path)
     epochs = [int(found[1]) for entry in there if entry.is_folder and (found := _EPOCH_FOLDER.fullmatch(entry.name))]
@@ -201,6 +201,13 @@ def _is_table(table: FileTable) -> bool:
             )
     # Nothing yet: a query that is about to write the first epoch has staged it beside.
     return not there and any(staged_beside(table))
+
+
+def _has_epochs(table: FileTable) -> bool:
+    try:
+        return table.newest() is not None
+    except CheckpointMismatch:
+        return True  # of which one is missing, or something else is among them: whoever reads it says so
 
 
 def _is_of_sink(storage: FileStorage, folder: str) -> bool:
