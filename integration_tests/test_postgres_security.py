@@ -23,6 +23,7 @@ from twophase.secret import Secret
 from twophase.sink import Outcome
 from twophase.sinks.postgres.control_schema import CREATE
 from twophase.sinks.postgres.sink import PostgresSink
+from twophase.sources import PostgresVersions
 from twophase.testing.servers import postgres
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
@@ -252,6 +253,7 @@ class SalesPrepared(SalesOrders):
 GRANTS = blocks(section(PAGE, "Rights"), "sql")[0].strip().splitlines()
 FOR_PREPARED = blocks(section(PAGE, "Prepared transactions: the mode xa"), "sql")[0].strip().splitlines()
 FOR_VERSIONS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[0].strip().splitlines()
+FOR_READERS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[1].strip().splitlines()
 
 
 def an_epoch(steps: SinkSteps) -> None:
@@ -292,6 +294,26 @@ def test_versions_need_exactly_the_documented_rights_too(secured_server: str, ro
         return
     an_epoch(steps)
     assert (steps.visible(), list(steps.target.residue())) == ([1], [])
+
+
+@pytest.mark.parametrize("without", [None, *range(len(FOR_READERS))])
+def test_a_follower_needs_exactly_the_documented_rights(secured_server: str, role: str, without: int | None) -> None:
+    writer = SinkSteps(SalesVersions(secured_server, secured_server))
+    writer.epoch(0, [1])
+    for at, grant in enumerate(FOR_READERS):
+        if at != without:
+            ask(secured_server, grant.replace("orders_reader", role).replace("sales.orders", "sales.history"))
+    source = PostgresVersions(dsn_of(secured_server, role), "sales.history", request_timeout_ms=5_000)
+
+    def read() -> list[int]:
+        splits = source.plan(source.earliest(), source.newest())
+        return [int(row["value"]) for split in splits for batch in source.read(split) for row in batch.to_pylist()]
+
+    if without is not None:
+        with pytest.raises(TargetUnavailable, match="lacks a right"):
+            read()
+        return
+    assert read() == [1]
 
 
 @pytest.mark.parametrize("without", [None, *range(len(FOR_PREPARED))])

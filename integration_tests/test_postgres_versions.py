@@ -151,3 +151,18 @@ def test_a_second_query_is_refused_until_it_takes_over_by_name(target: VersionsU
     assert sorted(target.values()) == [1]
     assert ask(target.dsn, "SELECT query FROM twophase.lines WHERE target = %s", target.table) == [("first",)]
     assert target.sink().status(Owner("second", "sink"), settled=True).own is None
+
+
+def test_a_schema_of_an_older_release_is_completed_when_a_query_starts(postgres_server: Server[str]) -> None:
+    """Layout 1 did not count the rows of epochs."""
+    dsn, target = postgres_server.endpoint, VersionsUnderTest(postgres_server.endpoint)
+    steps = SinkSteps(target)
+    steps.epoch(0, [1])
+    ask(dsn, "DROP TABLE twophase.epochs")
+    ask(dsn, "DELETE FROM twophase.layout WHERE version = 2")
+
+    steps.epoch(1, [2])
+
+    assert steps.visible() == [1, 2]
+    assert ask(dsn, "SELECT max(version) FROM twophase.layout") == [(2,)]
+    assert ask(dsn, "SELECT position, rows FROM twophase.epochs WHERE target = %s", target.table) == [(1, 1)]

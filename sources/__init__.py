@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twophase.sources.files import FilesSource
     from twophase.sources.kafka import KafkaSource
+    from twophase.sources.postgres import PostgresVersions
 
-_MODULE_OF = {"FilesSource": "twophase.sources.files", "KafkaSource": "twophase.sources.kafka"}
+_MODULE_OF = {
+    "FilesSource": "twophase.sources.files",
+    "KafkaSource": "twophase.sources.kafka",
+    "PostgresVersions": "twophase.sources.postgres",
+}
 
-__all__ = ["FilesSource", "KafkaSource"]
+__all__ = ["FilesSource", "KafkaSource", "PostgresVersions"]
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ SCENARIOS = (
     LATE,
     Scenario(ONE_EPOCH, max_faults=2, kinds=frozenset({"second driver", "crash", "share dies"}), max_switches=1),
     Scenario(ONE_EPOCH, max_faults=2, kinds=frozenset({"crash", "restored", "emptied", "rival"}), max_switches=1),
-    Scenario(ONE_EPOCH, max_faults=3, kinds=frozenset({"crash", "share dies", "duplicate request"})),
+    Scenario(ONE_EPOCH, max_faults=2, kinds=frozenset({"crash", "share dies", "duplicate request"})),
 )
 FEW_STATES = 100
 """So that even these searches are cut into many chunks."""

@@ -16,6 +16,7 @@ from twophase.sinks.kafka.sink import KafkaOptions
 from twophase.sinks.postgres.sink import PostgresOptions
 from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
+from twophase.sources.postgres.options import PostgresSourceOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
@@ -78,6 +79,13 @@ needs:
 
 {postgres}
 In Python, `PostgresSink(dsn, table, …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-postgres`
+
+By `spark.readStream.format("twophase-postgres").option(…)`, and by `spark.read` for a batch:
+
+{postgres_source}
+In Python, `PostgresVersions(dsn, versions_of, …)` takes the same ones in Python's spelling.
 """
 
 
@@ -89,6 +97,7 @@ def page() -> str:
         kafka=describe(KafkaOptions),
         kafka_source=describe(KafkaSourceOptions),
         postgres=describe(PostgresOptions),
+        postgres_source=describe(PostgresSourceOptions),
     )
 
 

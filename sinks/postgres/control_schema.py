@@ -6,6 +6,7 @@
 `staged`           one row for each share that a task has voted for, with the name of its staging table, if it has rows
 `lines`            mode mvcc: the newest epoch that a table's readers see, and whose it is. Its row is the lock of that mode
 `attempts`         mode mvcc: one row for each share that is in a versions table and not visible; its number is on its rows
+`epochs`           mode mvcc: how many rows each epoch of a table has
 `slots`            mode xa: one row for each share, in its transaction: as long as nobody sees the rows, nobody sees this one
 `layout`           the version of all this
 =================  =======================================================================================================
@@ -22,13 +23,14 @@ from dataclasses import dataclass
 import psycopg
 
 from twophase.clients.postgres.database import Connection
-from twophase.clients.postgres.table_name import TableName
+from twophase.clients.postgres.table_name import CONTROL_SCHEMA, TableName
 from twophase.errors import Fenced, TargetUnavailable
 from twophase.identity import Attempt, Epoch, Generation, Owner
 from twophase.sink import Marker
 
-SCHEMA = "twophase"
-LAYOUT = 1
+SCHEMA = CONTROL_SCHEMA
+LAYOUT = 2
+"""2 has `epochs`. What an older release made is completed when a query starts."""
 CREATE = f"""\
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 CREATE TABLE IF NOT EXISTS {SCHEMA}.layout (version integer PRIMARY KEY);
@@ -46,6 +48,9 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.attempts (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, target text NOT NULL, query text NOT NULL, sink text NOT NULL,
     attempt text NOT NULL, position bigint NOT NULL, slot integer NOT NULL, rows bigint NOT NULL,
     staged_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE IF NOT EXISTS {SCHEMA}.epochs (
+    target text, position bigint, rows bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (target, position));
 CREATE TABLE IF NOT EXISTS {SCHEMA}.slots (
     target text, owner text, slot integer, epoch bigint, attempt text, offsets text NOT NULL, base bigint NOT NULL,
     rows bigint NOT NULL, PRIMARY KEY (target, owner, slot, epoch, attempt));
@@ -92,9 +97,9 @@ def ensure(connection: Connection) -> None:
     if is_there(connection):
         found = connection.execute(f"SELECT max(version) FROM {SCHEMA}.layout").fetchone()
         version = None if found is None else found[0]
-    if version is None:
+    if version is None or version < LAYOUT:
         _create(connection)
-    elif version != LAYOUT:
+    elif version > LAYOUT:
         raise TargetUnavailable(
             f"the schema {SCHEMA} has the layout {version}, and this release knows {LAYOUT}: use the release that made it"
         )

@@ -32,8 +32,8 @@ class AttemptRow:
 DELETED = -1
 
 
-def position_of(marker: Marker | None) -> int | None:
-    return None if marker is None else marker.base + marker.epoch.number
+def position_of(marker: Marker) -> int:
+    return marker.base + marker.epoch.number
 
 
 def make_room(connection: Connection, table: TableName) -> None:

@@ -28,7 +28,8 @@ import pyarrow as pa
 from twophase import failpoints
 from twophase.clients.postgres.database import Connection, Database
 from twophase.clients.postgres.refusals import in_doubt, unknown
-from twophase.clients.postgres.table_name import LONGEST_BYTES, TableName, quoted
+from twophase.clients.postgres.table_name import TableName, quoted
+from twophase.clients.postgres.versions_table import AS_OF, ATTEMPT, POSITION, TAGS, record, versions_of
 from twophase.errors import Fenced, NotCommitted, SchemaMismatch, TargetUnavailable, TwophaseError
 from twophase.identity import Generation, Owner
 from twophase.sink import (
@@ -53,21 +54,6 @@ from twophase.sinks.postgres.upsert import Upsert
 
 R = TypeVar("R")
 
-POSITION, ATTEMPT = "twophase_position", "twophase_attempt"
-_TAGS = (POSITION, ATTEMPT)
-_VERSIONS, _AS_OF = "_versions", "_as_of"
-
-
-def problem_with(name: TableName) -> str:
-    """What keeps a table of this name from having versions; nothing if it may have them."""
-    if len((name.name + _VERSIONS).encode()) > LONGEST_BYTES:
-        return f"table is too long a name for mode mvcc, which adds {_VERSIONS}: PostgreSQL keeps {LONGEST_BYTES} bytes"
-    return ""
-
-
-def versions_of(name: TableName) -> TableName:
-    return TableName(name.schema, name.name + _VERSIONS)
-
 
 class VersionsTransaction(PostgresTransaction):
     """Rows in the versions table, tagged."""
@@ -76,7 +62,7 @@ class VersionsTransaction(PostgresTransaction):
 
     def _receive(self, connection: Connection, layout: Layout) -> str:
         self._enter(connection)
-        tags = ", ".join(map(quoted, _TAGS))
+        tags = ", ".join(map(quoted, TAGS))
         return f"{versions_of(self._place.table).sql} ({layout.names_sql}, {tags})"
 
     def _tags(self, first: int, count: int) -> list[Column]:
@@ -149,7 +135,7 @@ class MvccMode:
     def _fitting(self, schema: pa.Schema, connection: Connection) -> Layout | None:
         """How rows of this schema are written to the table; None if it is not there and may be created for them."""
         versions = versions_of(self.table)
-        if taken := [name for name in _TAGS if name in schema.names]:
+        if taken := [name for name in TAGS if name in schema.names]:
             raise SchemaMismatch(f"the rows have columns whose names are ours: {', '.join(taken)}")
         oid = table.look_up(connection, versions)
         self._require_view(connection, is_ours=oid is not None)
@@ -158,7 +144,7 @@ class MvccMode:
         if oid is None:
             table.columns_sql(self.table, schema)
             return None
-        layout = table.layout_for(connection, versions, oid, schema, None, _TAGS)
+        layout = table.layout_for(connection, versions, oid, schema, None, TAGS)
         table.require_rights(connection, versions, oid, layout)
         return layout
 
@@ -178,17 +164,17 @@ class MvccMode:
     def _create(self, connection: Connection, schema: pa.Schema) -> None:
         versions = versions_of(self.table)
         columns = table.columns_sql(self.table, schema)
-        tags = [f"{quoted(tag)} bigint NOT NULL" for tag in _TAGS]
+        tags = [f"{quoted(tag)} bigint NOT NULL" for tag in TAGS]
         connection.execute(f"CREATE TABLE {versions.sql} ({', '.join([*columns, *tags])})")
         # Rows of an attempt lie side by side: a summary of page ranges finds them, and costs next to nothing to keep.
-        indexed = ", ".join(map(quoted, _TAGS))
+        indexed = ", ".join(map(quoted, TAGS))
         connection.execute(f"CREATE INDEX ON {versions.sql} USING brin ({indexed}) WITH (autosummarize = on)")
         target = psycopg.sql.Literal(str(self.table)).as_string(connection)
         pointer = f"(SELECT position FROM {SCHEMA}.lines WHERE target = {target})"
         names = ", ".join(map(quoted, schema.names))
         visible = f"SELECT {names} FROM {versions.sql} WHERE {POSITION} <="
         connection.execute(f"CREATE VIEW {self.table.sql} AS {visible} {pointer}")
-        as_of = f"{TableName(self.table.schema, self.table.name + _AS_OF).sql}(epoch bigint)"
+        as_of = f"{TableName(self.table.schema, self.table.name + AS_OF).sql}(epoch bigint)"
         body = psycopg.sql.Literal(f"{visible} least($1, {pointer})").as_string(connection)
         # With the rights of whoever created it: versions that are not decided are nobody's to read.
         connection.execute(
@@ -233,6 +219,7 @@ class MvccMode:
         winners = line.named(attempts, {(order.owner, str(share.attempt)) for share in order.shares})
         self._clear(connection, order.marker, attempts, winners)
         line.forget(connection, [row.number for row in winners])
+        record(connection, self.table, line.position_of(order.marker), sum(row.rows for row in winners))
         failpoints.hit("postgres.inserted", owner=str(order.owner), epoch=order.epoch.number)
         self._move(connection, order.origin, order.marker)
         return Outcome.COMMITTED
@@ -247,6 +234,7 @@ class MvccMode:
                     f"the table is at {_shown(marker)}, and the take-over moves it from {_shown(order.origin)}"
                 )
             self._clear(connection, order.marker, line.attempts(connection, self.table), ())
+            record(connection, self.table, line.position_of(order.marker), 0)
             self._move(connection, order.origin, order.marker, replaced=str(order.origin.owner))
 
         self.database.run(work, doing=f"taking {self.table} over", explain=unknown)
@@ -298,8 +286,7 @@ class MvccMode:
         winners: Sequence[AttemptRow],
     ) -> None:
         """Delete every row that this marker would show, and that is no winner's: a twin's, or what the replaced owner staged."""
-        position = marker.base + marker.epoch.number
-        losers = [row for row in attempts if row.position <= position and row not in winners]
+        losers = [row for row in attempts if row.position <= line.position_of(marker) and row not in winners]
         _delete_rows(connection, self.table, losers)
         # Whoever staged them may still look for them: they are swept like any leftover.
         for row in losers:

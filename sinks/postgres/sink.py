@@ -29,6 +29,7 @@ import pyarrow as pa
 from twophase.clients.postgres.database import Database
 from twophase.clients.postgres.dsn import Dsn
 from twophase.clients.postgres.table_name import BadName, TableName
+from twophase.clients.postgres.versions_table import problem_with
 from twophase.errors import OptionError, ProtocolViolation
 from twophase.identity import Generation, Owner
 from twophase.options import key_of, option, parse, texts_of
@@ -46,7 +47,7 @@ from twophase.sink import (
     TakeOver,
     Task,
 )
-from twophase.sinks.postgres.mvcc import MvccMode, problem_with
+from twophase.sinks.postgres.mvcc import MvccMode
 from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import Upsert
 from twophase.sinks.postgres.wal import WalMode

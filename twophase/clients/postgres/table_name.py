@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+CONTROL_SCHEMA = "twophase"
+"""Where a database keeps what it knows of the queries that write to it."""
 LONGEST_BYTES = 63
 _PART = re.compile(r'"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^\W\d][\w$]*)')
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")

@@ -1,0 +1,311 @@
+"""PostgresVersions: a table in the mode mvcc, epoch by epoch: pipelines chain, and what was there can be read as it was.
+
+::
+
+    offset      {"position": the newest epoch that was read, "table": the table's id in its database}
+    latest      the position up to which the table's readers see it
+    plan        how many rows each epoch has, beside how many it was committed with; then ranges of pages
+    read        COPY of the rows of some epochs in some pages
+
+The guarantee: the same (start, end) gives the same rows, in any process, however it is split: what is visible in a table of
+versions never changes. If rows are gone, the range is refused, with the epochs that lack them. Undecided rows are never read.
+
+What it can't do: notice that somebody has changed rows in place; or go on in a database that was restored from a dump, where the
+table has another id and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from twophase.clients.postgres.database import Connection, Database
+from twophase.clients.postgres.dsn import Dsn
+from twophase.clients.postgres.table_name import CONTROL_SCHEMA, TableName, quoted
+from twophase.clients.postgres.versions_table import POSITION, TAGS, first_recorded, pointer_of, rows_of, versions_of
+from twophase.errors import DataLost, OptionError, TargetUnavailable, Unreadable
+from twophase.options import parse
+from twophase.secret import Secret
+from twophase.source import NO_LIMIT, ReadLimit, Source
+from twophase.sources.postgres.column_types import ReadColumn, columns_of
+from twophase.sources.postgres.copied_rows import copied
+from twophase.sources.postgres.options import EARLIEST, LATEST, PostgresSourceOptions
+
+EPOCH_COLUMN = "epoch"
+_NOTHING = -1
+_PAGE_BYTES = 8192
+_IGNORED = ("checkpointLocation", "queryName", "path")
+
+
+@dataclass(frozen=True)
+class VersionsOffset:
+    """How far a table was read."""
+
+    position: int
+    table: int
+    """The object id of its versions. A table that was dropped and made anew has another one."""
+
+    @classmethod
+    def parse(cls, text: str) -> VersionsOffset:
+        try:
+            data = json.loads(text)
+            return cls(int(data["position"]), int(data["table"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unreadable(f"the offset {text!r} is none of a table of versions: {error!r}") from None
+
+    def to_text(self) -> str:
+        return json.dumps({"position": self.position, "table": self.table}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class VersionsSplit:
+    """Rows of some epochs, in some pages."""
+
+    table: int
+    file: int
+    """The file that the pages are of. If rows were moved to another one in between, as by VACUUM FULL, pages say nothing."""
+    after: int
+    until: int
+    first_page: int
+    end_page: int
+    rows: int
+
+
+class PostgresVersions(Source[VersionsSplit]):
+    """A table that a query writes in the mode mvcc.
+
+    Parameters
+    ----------
+    dsn:
+        The database, as libpq takes it; a `Secret` if it holds one.
+    versions_of:
+        The table, as SQL names it.
+    options:
+        The other fields of `PostgresSourceOptions`.
+    """
+
+    start_moves = True
+
+    def __init__(self, dsn: str | Secret, versions_of: str, **options: Any):
+        given = PostgresSourceOptions(
+            dsn=dsn if isinstance(dsn, Secret) else Secret(dsn), versions_of=versions_of, **options
+        )
+        problems = list(given.problems())
+        if problems:
+            raise OptionError("; ".join(problems), problems=problems)
+        self._set(given)
+
+    @classmethod
+    def from_options(cls, given: Mapping[str, str]) -> PostgresVersions:
+        source = cls.__new__(cls)
+        source._set(parse(PostgresSourceOptions, given, ignore=_IGNORED))
+        return source
+
+    def _set(self, options: PostgresSourceOptions) -> None:
+        self._options = options
+        self._name = TableName.parse(options.versions_of)
+        self._database = Database(Dsn(options.dsn), options.request_timeout_ms / 1000, options.lock_timeout_ms)
+
+    def schema(self) -> pa.Schema:
+        def work(connection: Connection) -> pa.Schema:
+            return pa.schema([column.field for column in self._columns(connection, self._table(connection))])
+
+        return self._database.run(work, doing=f"looking at the columns of {self._name}")
+
+    # ---- offsets ----
+
+    def earliest(self) -> str:
+        """Where `startingEpoch` says, now."""
+        said = self._options.starting_epoch
+        now = self._now()
+        if said == LATEST:
+            return now.to_text()
+        return VersionsOffset(_NOTHING if said == EARLIEST else int(said) - 1, now.table).to_text()
+
+    def newest(self) -> str:
+        return self._now().to_text()
+
+    def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
+        begin, now = VersionsOffset.parse(start), self._now()
+        self._require_same(begin, now)
+        end = now.position if until is None else min(now.position, VersionsOffset.parse(until).position)
+        return VersionsOffset(max(begin.position, self._admitted(begin.position, end, limit)), now.table).to_text()
+
+    def bounded(self) -> tuple[str, str]:
+        """Where a batch begins and ends, by the options, now."""
+        now, wanted = self._now(), self._options.as_of_epoch
+        if wanted is not None and wanted > now.position:
+            problem = f"asOfEpoch is {wanted}, and {self._name} is at epoch {now.position}"
+            raise OptionError(problem, problems=[problem])
+        end = now.position if wanted is None else wanted
+        return VersionsOffset(_NOTHING, now.table).to_text(), VersionsOffset(end, now.table).to_text()
+
+    def acknowledge(self, end: str) -> None:
+        """Nothing: versions stay."""
+
+    def _now(self) -> VersionsOffset:
+        def work(connection: Connection) -> VersionsOffset:
+            table = self._table(connection)
+            pointer = pointer_of(connection, self._name)
+            return VersionsOffset(_NOTHING if pointer is None else pointer, table)
+
+        return self._database.run(work, doing=f"asking how far {self._name} is")
+
+    def _admitted(self, begin: int, end: int, limit: ReadLimit) -> int:
+        """As many epochs as the limits allow, and one at least."""
+        row_limits = [most for most in (self._options.max_rows_per_trigger, limit.rows) if most is not None]
+        if self._options.max_epochs_per_trigger is not None:
+            end = min(end, begin + self._options.max_epochs_per_trigger)
+        if not row_limits or end <= begin:
+            return end
+        question = partial(rows_of, name=self._name, after=begin, until=end)
+        counts = self._database.run(question, doing=f"asking how many rows {self._name} has")
+        room, taken = min(row_limits), begin
+        for position in range(begin + 1, end + 1):
+            room -= counts.get(position, 0)
+            if room < 0 and taken > begin:
+                break
+            taken = position
+        return taken
+
+    # ---- ranges ----
+
+    def plan(self, start: str, end: str) -> Sequence[VersionsSplit]:
+        begin, until = VersionsOffset.parse(start), VersionsOffset.parse(end)
+        if until.position <= begin.position:
+            return []
+        question = partial(self._plan, begin, until)
+        return self._database.run(question, doing=f"planning epochs {begin.position + 1} to {until.position}")
+
+    def _plan(self, begin: VersionsOffset, until: VersionsOffset, connection: Connection) -> list[VersionsSplit]:
+        table = self._table(connection)
+        pointer = pointer_of(connection, self._name)
+        now = VersionsOffset(_NOTHING if pointer is None else pointer, table)
+        self._require_same(begin, now)
+        self._require_same(until, now)
+        after, last = begin.position, until.position
+        pages_each = max(1, self._options.split_bytes // _PAGE_BYTES)
+        found = _counted(connection, versions_of(self._name), after, last)
+        committed = rows_of(connection, self._name, after=after, until=last)
+        first = first_recorded(connection, self._name)
+        self._require_whole(committed, found, range(max(after + 1, last + 1 if first is None else first), last + 1))
+        pages: dict[int, int] = {}
+        for _, page, rows in found:
+            pages[page] = pages.get(page, 0) + rows
+        pages_each = max(1, min(pages_each, -(-len(pages) // self._options.parallelism)))
+        file = _file_of(connection, table)
+        numbers = sorted(pages)
+        cuts = [numbers[at : at + pages_each] for at in range(0, len(numbers), pages_each)]
+        return [
+            VersionsSplit(table, file, after, last, part[0], part[-1] + 1, sum(pages[page] for page in part))
+            for part in cuts
+        ]
+
+    def read(self, split: VersionsSplit) -> Iterator[pa.RecordBatch]:
+        doing = f"reading epochs {split.after + 1} to {split.until} of {self._name}"
+        connection = self._database.connect(doing=doing)
+        try:
+            # Not by `run`, which repeats: rows that were handed out can't be taken back.
+            yield from self._read(split, connection, doing)
+        finally:
+            connection.close()
+
+    def _read(self, split: VersionsSplit, connection: Connection, doing: str) -> Iterator[pa.RecordBatch]:
+        try:
+            self._database.begin(connection)
+            if self._table(connection) != split.table or _file_of(connection, split.table) != split.file:
+                raise DataLost(f"{doing}: the table was made anew, or rewritten (VACUUM FULL, CLUSTER): start again")
+            columns, rows = self._columns(connection, split.table), 0
+            position = quoted(POSITION)
+            where = (
+                f"FROM {versions_of(self._name).sql} WHERE {position} > {split.after} AND {position} <= {split.until} "
+                f"AND ctid >= '({split.first_page},0)'::tid AND ctid < '({split.end_page},0)'::tid"
+            )
+            for batch in copied(connection, columns, where):
+                rows += batch.num_rows
+                yield batch
+        except psycopg.Error as error:
+            failure = self._database.explained(error, doing)
+        else:
+            if rows == split.rows:
+                return
+            failure = DataLost(f"{doing}: {rows} rows are there, and a moment ago there were {split.rows}. Start again")
+        raise failure from None
+
+    # ---- inside ----
+
+    def _table(self, connection: Connection) -> int:
+        """The object id of its versions."""
+        versions = versions_of(self._name)
+        found = connection.execute(
+            "SELECT c.oid::bigint, (SELECT count(*) FROM pg_class o JOIN pg_namespace m ON m.oid = o.relnamespace "
+            f"WHERE m.nspname = '{CONTROL_SCHEMA}' AND o.relname IN ('lines', 'epochs')) "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE (n.nspname, c.relname) = (%s, %s)",
+            (versions.schema, versions.name),
+        ).fetchone()
+        if found is None or found[1] < 2:
+            raise TargetUnavailable(
+                f"{self._name} is no table with versions: there is no {versions}. Only a table that twophase writes with mode mvcc "
+                "has some, from its first epoch on"
+            )
+        return int(found[0])
+
+    def _columns(self, connection: Connection, table: int) -> list[ReadColumn]:
+        columns = [column for column in columns_of(connection, table) if column.name not in TAGS]
+        if self._options.include_epoch:
+            if any(column.name.lower() == EPOCH_COLUMN for column in columns):
+                problem = f"includeEpoch adds a column {EPOCH_COLUMN}, and {self._name} has one"
+                raise OptionError(problem, problems=[problem])
+            columns.append(ReadColumn(EPOCH_COLUMN, pa.int64(), quoted(POSITION), pa.int64()))
+        return columns
+
+    def _require_same(self, offset: VersionsOffset, now: VersionsOffset) -> None:
+        if offset.table != now.table:
+            raise DataLost(
+                f"{self._name} is another table than the one that was read up to epoch {offset.position}: it was dropped and made "
+                "anew, or its database was restored from a dump. Begin anew, with a new checkpoint"
+            )
+        if offset.position > now.position:
+            raise DataLost(
+                f"{self._name} is at epoch {now.position}, and was read up to epoch {offset.position}: its database was restored "
+                "to an earlier moment"
+            )
+
+    def _require_whole(
+        self, committed: Mapping[int, int], found: Sequence[tuple[int, int, int]], positions: range
+    ) -> None:
+        there: dict[int, int] = {}
+        for position, _, rows in found:
+            there[position] = there.get(position, 0) + rows
+        wrong = [
+            f"epoch {position} has {there.get(position, 0)} rows of {committed.get(position, 'an unknown number')}"
+            for position in positions
+            if there.get(position, 0) != committed.get(position)
+        ]
+        if wrong:
+            more = f", and {len(wrong) - 5} epochs more" if len(wrong) > 5 else ""
+            raise DataLost(
+                f"{versions_of(self._name)} is not what was committed: {'; '.join(wrong[:5])}{more}. Somebody has deleted or added "
+                "rows"
+            )
+
+
+def _counted(connection: Connection, versions: TableName, after: int, until: int) -> list[tuple[int, int, int]]:
+    """Position, page, and how many rows of the one lie in the other."""
+    found = connection.execute(
+        f"SELECT {quoted(POSITION)}, (ctid::text::point)[0]::bigint AS page, count(*) FROM {versions.sql} "
+        f"WHERE {quoted(POSITION)} > %s AND {quoted(POSITION)} <= %s GROUP BY 1, 2".encode(),
+        (after, until),
+    )
+    return found.fetchall()
+
+
+def _file_of(connection: Connection, table: int) -> int:
+    ((file,),) = connection.execute("SELECT pg_relation_filenode(%s::oid)::bigint", (table,)).fetchall()
+    return int(file)
