@@ -95,23 +95,22 @@ class SinkFailures:
     def test_a_call_that_fails_within_a_task_is_no_vote(self, steps: SinkSteps) -> None:
         """The task raises, and what it has staged is a leftover; or it votes, and its share has all of its rows, once."""
         only_if_target(steps, outlives_process=True)
-        first, second = steps.target.batch([1, 2, 3]), steps.target.batch([4])
         expected, raised = list[int](), 0
 
         def begun() -> list[Any]:
-            plan = steps.prepare(len(expected) // 4)
-            return [plan, steps.task(plan, 0), first, second]
+            at, plan = len(expected), steps.prepare(len(expected) // 4)
+            return [plan, steps.task(plan, 0), steps.target.batch([at, at + 1, at + 2]), steps.target.batch([at + 3])]
 
         for ending in _each_failing(steps, "vote", begun):
             if ending.called.raised is None:
                 plan = ending.arguments[0]
                 assert steps.commit(steps.order(plan, ending.called.answer)) is Outcome.COMMITTED, str(ending)
-                expected += [1, 2, 3, 4]
+                expected += range(len(expected), len(expected) + 4)
             raised += ending.called.raised is not None
             if steps.target.residue():
                 assert steps.leftovers(), f"{ending}: what is still in the target must be listed"
             steps.sweep()
-            assert (steps.visible(), list(steps.target.residue())) == (sorted(expected), []), str(ending)
+            assert (steps.visible(), list(steps.target.residue())) == (expected, []), str(ending)
         assert raised, "no call of a task could be made to fail"
 
     def test_a_call_that_fails_within_an_abort_hides_nothing(self, steps: SinkSteps) -> None:

@@ -171,28 +171,28 @@ class SinkProcesses:
         """Another process is a task, and stands still where the sink has made a call; a task here comes to its vote; then it goes
         on. Both are committed, and all rows of both are visible."""
         only_if_target(steps, outlives_process=True)
-        batches = [steps.target.batch([1, 2, 3]), steps.target.batch([4])]
-        plan = steps.prepare(0)
+        plan, batches = steps.prepare(0), [steps.target.batch([0, 1, 2]), steps.target.batch([3])]
         first = answer_of(sink_calls.called, steps.sink(), "vote", [plan, steps.task(plan, 0), *batches])
         assert first.raised is None, first.raised
         steps.commit(steps.order(plan, first.answer))
-        expected = [1, 2, 3, 4]
+        expected = [0, 1, 2, 3]
         for number, place in enumerate(sink_calls.spread(first.places, MANY_TASKS), start=1):
-            plan = steps.prepare(number)
+            at, plan = len(expected), steps.prepare(number)
+            batches = [steps.target.batch([at, at + 1, at + 2]), steps.target.batch([at + 3])]
             tasks = [steps.task(plan, 0), steps.task(plan, 1)]
             with (
                 ThreadPoolExecutor(1) as thread,
                 OtherProcess(sink_calls.standing_at, steps.sink(), "vote", [plan, tasks[0], *batches], place) as other,
             ):
                 stands = other.goes_on()
-                voting = thread.submit(steps.write, plan, 1, steps.target.batch([5, 6]), task=tasks[1])
+                voting = thread.submit(steps.write, plan, 1, steps.target.batch([at + 4, at + 5]), task=tasks[1])
                 wait([voting], OVERTAKES_WITHIN_S)
                 if stands:
                     other.passes()
                 shares = other.answer.answer, voting.result(_SUCCEEDS_WITHIN_S)
             assert steps.commit(steps.order(plan, *shares)) is Outcome.COMMITTED, f"another has voted at {place}"
-            expected += [1, 2, 3, 4, 5, 6]
-            assert steps.visible() == sorted(expected), f"another has voted at {place}"
+            expected += range(at, at + 6)
+            assert steps.visible() == expected, f"another has voted at {place}"
 
 
 # ---- parts of tests ----
