@@ -1,4 +1,5 @@
-"""`twophase-postgres`: tables of PostgreSQL, as a format of `writeStream`; those with versions of `readStream` and `read` too."""
+"""`twophase-postgres`: tables of PostgreSQL as a format of `writeStream`; tables with versions, and published changes, as one of
+`readStream`; and of `read` what a table with versions was at an epoch."""
 
 from __future__ import annotations
 
@@ -33,14 +34,17 @@ class PostgresFormat(Format):
 
     @classmethod
     def make_source(cls, options: Mapping[str, str], schema: pa.Schema | None) -> AnySource:
-        from twophase.sources import PostgresVersions
+        from twophase.sources import PostgresLog, PostgresVersions
 
-        return PostgresVersions.from_options(_with_parallelism(options))
+        kind = PostgresLog if "publication" in {key.lower() for key in options} else PostgresVersions
+        return kind.from_options(_with_parallelism(options))
 
     def reader(self, schema: StructType) -> BatchReader:
         from twophase.sources import PostgresVersions
 
         with explained():
+            if "publication" in {key.lower() for key in self._given()}:
+                raise self._only_streams("spark.readStream")
             source = PostgresVersions.from_options(_with_parallelism(self._given()))
             return BatchReader(source, *source.bounded())
 

@@ -1,13 +1,17 @@
-"""PostgresVersions keeps the contract of a source, on a real server."""
+"""PostgresVersions and PostgresLog keep the contract of a source, on a real server."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import psycopg
 import pytest
 
 from integration_tests.postgres_tables import VersionsUnderTest, ask
-from twophase.sources import PostgresVersions
+from twophase.sources import PostgresLog, PostgresVersions
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.source_suite import SourceOrigin, SourceSuite
@@ -50,3 +54,53 @@ class TestPostgresVersions(SourceSuite):
     @pytest.fixture
     def origin(self, postgres_server: Server[str]) -> VersionsOrigin:
         return VersionsOrigin(postgres_server.endpoint)
+
+
+class LogOrigin(SourceOrigin):
+    """A unit is a transaction. Beside it others commit, of a table that is not published, and some are rolled back."""
+
+    limits = frozenset({"rows"})
+    ordered = True
+    loses_any_unit = False
+    many_units = 300
+
+    def __init__(self, dsn: str):
+        self.dsn, self.name = dsn, f"numbers_{uuid.uuid4().hex}"
+        ask(dsn, f"CREATE TABLE {self.name} (value bigint)")
+        ask(dsn, f"CREATE TABLE {self.name}_not_published (value bigint)")
+        ask(dsn, f"CREATE PUBLICATION {self.name} FOR TABLE {self.name}")
+        self.ends: list[str] = []
+        self.source().earliest()  # the slot is there before the first row
+
+    def source(self) -> PostgresLog:
+        return PostgresLog(self.dsn, self.name, self.name, request_timeout_ms=20_000)
+
+    def add(self, values: Sequence[int]) -> None:
+        insert = "INSERT INTO {} SELECT unnest(%s::bigint[])"
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute(insert.format(self.name).encode(), ([-1],))
+            connection.rollback()
+            connection.execute(insert.format(f"{self.name}_not_published").encode(), ([-2],))
+            connection.commit()
+            connection.execute(insert.format(self.name).encode(), (list(values),))
+        self.ends.append(self.source().newest())
+
+    def lose(self, unit: int) -> str:
+        assert unit == 0, "a slot is only ever moved on"
+        self.source().acknowledge(self.ends[0])
+        return f"the slot {self.name} is at {json.loads(self.ends[0])['lsn']}"
+
+    def value(self, row: Mapping[str, Any]) -> int:
+        assert (row["operation"], row["table"]) == ("insert", self.name)
+        return int(json.loads(row["new"])["value"])
+
+    def end(self) -> None:
+        ask(self.dsn, "SELECT pg_drop_replication_slot(%s)", self.name)
+
+
+class TestPostgresLog(SourceSuite):
+    @pytest.fixture
+    def origin(self, postgres_server: Server[str]) -> Iterator[LogOrigin]:
+        origin = LogOrigin(postgres_server.endpoint)
+        yield origin
+        origin.end()

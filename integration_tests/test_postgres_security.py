@@ -23,7 +23,7 @@ from twophase.secret import Secret
 from twophase.sink import Outcome
 from twophase.sinks.postgres.control_schema import CREATE
 from twophase.sinks.postgres.sink import PostgresSink
-from twophase.sources import PostgresVersions
+from twophase.sources import PostgresLog, PostgresVersions
 from twophase.testing.servers import postgres
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
@@ -314,6 +314,25 @@ def test_a_follower_needs_exactly_the_documented_rights(secured_server: str, rol
             read()
         return
     assert read() == [1]
+
+
+def test_changes_need_the_documented_attribute_and_nothing_else(secured_server: str, role: str) -> None:
+    ask(secured_server, f"CREATE PUBLICATION {role} FOR TABLE sales.orders")
+    source = PostgresLog(dsn_of(secured_server, role), role, role, request_timeout_ms=5_000)
+    with pytest.raises(TargetUnavailable, match="lacks a right"):
+        source.earliest()
+    ask(secured_server, f"ALTER ROLE {role} REPLICATION")
+    start = source.earliest()
+    try:
+        ask(secured_server, "INSERT INTO sales.orders VALUES (1)")
+        end = source.latest(start)
+        found = [
+            row["new"] for split in source.plan(start, end) for batch in source.read(split) for row in batch.to_pylist()
+        ]
+        source.acknowledge(end)
+        assert (found, source.earliest()) == (['{"value": 1}'], end)
+    finally:
+        ask(secured_server, "SELECT pg_drop_replication_slot(%s)", role)
 
 
 @pytest.mark.parametrize("without", [None, *range(len(FOR_PREPARED))])

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twophase.sources.files import FilesSource
     from twophase.sources.kafka import KafkaSource
-    from twophase.sources.postgres import PostgresVersions
+    from twophase.sources.postgres import PostgresLog, PostgresVersions
 
 _MODULE_OF = {
     "FilesSource": "twophase.sources.files",
     "KafkaSource": "twophase.sources.kafka",
+    "PostgresLog": "twophase.sources.postgres",
     "PostgresVersions": "twophase.sources.postgres",
 }
 
-__all__ = ["FilesSource", "KafkaSource", "PostgresVersions"]
+__all__ = ["FilesSource", "KafkaSource", "PostgresLog", "PostgresVersions"]
 
 
 def __getattr__(name: str) -> Any:

@@ -85,7 +85,8 @@ In Python, `PostgresSink(dsn, table, …)` takes the same ones in Python's spell
 By `spark.readStream.format("twophase-postgres").option(…)`, and by `spark.read` for a batch:
 
 {postgres_source}
-In Python, `PostgresVersions(dsn, versions_of, …)` takes the same ones in Python's spelling.
+In Python, `PostgresVersions(dsn, versions_of, …)` and `PostgresLog(dsn, publication, slot, …)` take the same ones in Python's
+spelling.
 """
 
 

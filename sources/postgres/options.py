@@ -12,6 +12,7 @@ from twophase.options import option
 from twophase.secret import Secret
 
 EARLIEST, LATEST = "earliest", "latest"
+IGNORED = ("checkpointLocation", "queryName", "path")
 _MIB = 1024 * 1024
 
 
@@ -23,12 +24,22 @@ class PostgresSourceOptions:
         doc="The database, as libpq takes it: `postgresql://user@host:5432/database`, or `host=… dbname=…`. With a password in it, "
         "give `env:NAME` or `file:PATH`."
     )
-    versions_of: str = option(
-        doc="The table to follow, as SQL names it: one that a query of twophase writes with `mode` mvcc."
+    versions_of: str | None = option(
+        doc="The table to follow, as SQL names it: one that a query of twophase writes with `mode` mvcc. This, or `publication` "
+        "and `slot`, is needed.",
+        default=None,
+    )
+    publication: str | None = option(
+        doc="The publication whose tables' changes are read, from the server's log.", default=None
+    )
+    slot: str | None = option(
+        doc="The logical replication slot that keeps them until they are read: of small letters, digits and _. It is made if it is "
+        "not there, and is this query's alone.",
+        default=None,
     )
     starting_epoch: str = option(
-        doc="Where a new query begins: `earliest`, `latest` (what is committed from then on), or the first epoch to read. A query "
-        "that goes on takes what its checkpoint says.",
+        doc="With `versionsOf`: where a new query begins: `earliest`, `latest` (what is committed from then on), or the first "
+        "epoch to read. A query that goes on takes what its checkpoint says.",
         default=EARLIEST,
     )
     as_of_epoch: int | None = option(
@@ -57,11 +68,31 @@ class PostgresSourceOptions:
     )
 
     def problems(self) -> Iterator[str]:
-        try:
-            TableName.parse(self.versions_of)
-        except BadName as reason:
-            yield f"versionsOf {reason}"
+        if (self.versions_of is None) == (self.publication is None):
+            yield "one of versionsOf and publication is needed, and not both"
+        if (self.publication is None) != (self.slot is None):
+            yield "publication and slot go together"
+        if self.publication == "":
+            yield "publication is empty"
+        if self.slot is not None and not re.fullmatch("[a-z0-9_]{1,63}", self.slot):
+            yield f"slot is {self.slot!r}: small letters, digits and _ are what PostgreSQL takes, 63 at the most"
+        if self.publication is not None:
+            yield from self._for_versions_only()
+        if self.versions_of is not None:
+            try:
+                TableName.parse(self.versions_of)
+            except BadName as reason:
+                yield f"versionsOf {reason}"
         if self.starting_epoch not in (EARLIEST, LATEST) and not re.fullmatch("[0-9]{1,18}", self.starting_epoch):
             yield f"startingEpoch is {self.starting_epoch!r}, neither {EARLIEST} nor {LATEST} nor a number"
         if problem := Dsn(self.dsn).problem():
             yield problem
+
+    def _for_versions_only(self) -> Iterator[str]:
+        given = {
+            "startingEpoch": self.starting_epoch != EARLIEST,
+            "asOfEpoch": self.as_of_epoch is not None,
+            "maxEpochsPerTrigger": self.max_epochs_per_trigger is not None,
+            "includeEpoch": self.include_epoch,
+        }
+        yield from (f"{key} is for versionsOf" for key, is_given in given.items() if is_given)

@@ -35,12 +35,11 @@ from twophase.secret import Secret
 from twophase.source import NO_LIMIT, ReadLimit, Source
 from twophase.sources.postgres.column_types import ReadColumn, columns_of
 from twophase.sources.postgres.copied_rows import copied
-from twophase.sources.postgres.options import EARLIEST, LATEST, PostgresSourceOptions
+from twophase.sources.postgres.options import EARLIEST, IGNORED, LATEST, PostgresSourceOptions
 
 EPOCH_COLUMN = "epoch"
 _NOTHING = -1
 _PAGE_BYTES = 8192
-_IGNORED = ("checkpointLocation", "queryName", "path")
 
 
 @dataclass(frozen=True)
@@ -104,12 +103,12 @@ class PostgresVersions(Source[VersionsSplit]):
     @classmethod
     def from_options(cls, given: Mapping[str, str]) -> PostgresVersions:
         source = cls.__new__(cls)
-        source._set(parse(PostgresSourceOptions, given, ignore=_IGNORED))
+        source._set(parse(PostgresSourceOptions, given, ignore=IGNORED))
         return source
 
     def _set(self, options: PostgresSourceOptions) -> None:
         self._options = options
-        self._name = TableName.parse(options.versions_of)
+        self._name = TableName.parse(options.versions_of or "")
         self._database = Database(Dsn(options.dsn), options.request_timeout_ms / 1000, options.lock_timeout_ms)
 
     def schema(self) -> pa.Schema:

@@ -10,9 +10,9 @@ import psycopg
 
 from twophase.errors import OutcomeUnknown, SchemaMismatch, TargetUnavailable, TwophaseError
 
-_PASSING_STATES = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04")
-"""Lost connections, a server that stops, starts or has no room, and transactions that others stood in the way of: rolled back, or
-looked up by whoever tries again."""
+_PASSING_STATES = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "55006")
+"""Lost connections, a server that stops, starts or has no room, transactions that others stood in the way of, and a slot that
+somebody reads from: rolled back, or looked up by whoever tries again."""
 _PASSING_WORDS = (
     "starting up",
     "shutting down",

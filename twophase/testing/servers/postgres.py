@@ -37,7 +37,7 @@ _INITIALIZES_WITHIN_S = 120.0
 _ANSWERS_WITHIN_S = 5.0
 # Prepared transactions are off by default, and one of the ways to commit needs them. Without fsync a kill loses nothing (the
 # system has what was written), only a power cut would; the recovery after a kill then takes no seconds.
-_SETTINGS = {"max_prepared_transactions": "200", "fsync": "off", "listen_addresses": LOOPBACK}
+_SETTINGS = {"max_prepared_transactions": "200", "wal_level": "logical", "fsync": "off", "listen_addresses": LOOPBACK}
 
 
 @dataclass(frozen=True)
