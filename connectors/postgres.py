@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.batch_reader import BatchReader
 from twophase.connectors.explained import explained
 from twophase.connectors.format import Format
@@ -36,8 +37,9 @@ class PostgresFormat(Format):
     def make_source(cls, options: Mapping[str, str], schema: pa.Schema | None) -> AnySource:
         from twophase.sources import PostgresLog, PostgresVersions
 
-        kind = PostgresLog if "publication" in {key.lower() for key in options} else PostgresVersions
-        return kind.from_options(_with_parallelism(options))
+        if "publication" in {key.lower() for key in options}:
+            return PostgresLog.from_options(_with_parallelism(options))
+        return PostgresVersions.from_options(_with_parallelism(options), schema)
 
     def reader(self, schema: StructType) -> BatchReader:
         from twophase.sources import PostgresVersions
@@ -45,7 +47,7 @@ class PostgresFormat(Format):
         with explained():
             if "publication" in {key.lower() for key in self._given()}:
                 raise self._only_streams("spark.readStream")
-            source = PostgresVersions.from_options(_with_parallelism(self._given()))
+            source = PostgresVersions.from_options(_with_parallelism(self._given()), arrow_schema(schema))
             return BatchReader(source, *source.bounded())
 
 

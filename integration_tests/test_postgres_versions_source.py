@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from integration_tests.postgres_tables import VersionsUnderTest, ask
 from integration_tests.streams import Place, orders, run
-from twophase.errors import DataLost, OptionError, TargetUnavailable, Unreadable
+from integration_tests.test_postgres_sink import wait_for_lock
+from twophase.errors import DataLost, OptionError, SchemaMismatch, TargetUnavailable, Unreadable
 from twophase.source import ReadLimit
 from twophase.sources import PostgresVersions
 from twophase.testing.arrow_columns import ARROW_COLUMNS, same_values
@@ -79,7 +82,7 @@ def test_what_arrow_has_no_type_for_comes_as_text(steps: SinkSteps, target: Vers
     ask(
         target.dsn,
         f"ALTER TABLE {versions} ADD u uuid, ADD j jsonb, ADD t time, ADD n numeric, ADD w numeric(60,2), ADD l text[], "
-        "ADD d float8[]",
+        "ADD d float8[], ADD c char(5) DEFAULT 'ab'",
     )
     ask(
         target.dsn,
@@ -95,7 +98,7 @@ def test_what_arrow_has_no_type_for_comes_as_text(steps: SinkSteps, target: Vers
         "23:59:59.5",
     )
     assert (str(row["n"]), row["w"], row["l"]) == ("1.500000000000000000", "2.25", ['a,"b', None, ""])
-    assert row["d"] == "{1.5,NaN}"
+    assert (row["d"], row["c"]) == ("{1.5,NaN}", "ab   ")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +181,113 @@ def test_rows_that_go_or_move_between_plan_and_read_are_noticed(steps: SinkSteps
         list(source.read(split))
 
 
+def test_a_table_that_is_rewritten_while_a_task_waits_for_it_is_noticed(
+    steps: SinkSteps, target: VersionsUnderTest
+) -> None:
+    """Rows of equal size fill pages equally: a rewritten table has as many rows in the same pages, and others."""
+    plan = steps.prepare(0)
+    steps.share(plan, 0, range(-3_000, 0))
+    steps.commit(steps.order(plan, steps.share(plan, 0, range(20_000))))
+    source = PostgresVersions(target.dsn, target.table, parallelism=4)
+    split, *others = source.plan(source.earliest(), source.newest())
+    read = [row for each in others for batch in source.read(each) for row in batch.to_pylist()]
+    assert len(read) < 20_000
+    with (
+        ThreadPoolExecutor(2) as threads,
+        psycopg.connect(target.dsn) as holder,
+        psycopg.connect(target.dsn, autocommit=True) as rewriter,
+    ):
+        holder.execute(f"LOCK TABLE {target.table}_versions IN ACCESS SHARE MODE".encode())
+        rewriting = threads.submit(rewriter.execute, f"VACUUM FULL {target.table}_versions".encode())
+        wait_for_lock(target.dsn, "VACUUM FULL")
+        reading = threads.submit(lambda: list(source.read(split)))
+        wait_for_lock(target.dsn, "LOCK TABLE")
+        holder.rollback()
+        rewriting.result(60)
+        with pytest.raises(DataLost, match="rewritten"):
+            reading.result(60)
+
+
+def test_a_value_may_begin_with_a_byte_order_mark(target: VersionsUnderTest) -> None:
+    steps = SinkSteps(target)
+    schema = pa.schema([("text", pa.string()), ("value", pa.int64())])
+    plan = steps.prepare(0, schema=schema)
+    texts = ["\ufeffhello", "", None, '"', "\\.", "a\r\nb"]
+    batch = pa.record_batch([texts, range(len(texts))], schema=schema)
+    steps.commit(steps.order(plan, steps.write(plan, 0, batch)))
+
+    assert [row["text"] for row in all_rows(target)] == texts
+
+
+@pytest.mark.parametrize("value", ["123456789012345678901234567890", "1e20", "-1e20", "170141183460469231731", "1e-19"])
+def test_a_number_without_bounds_that_is_too_large_is_an_error(
+    steps: SinkSteps, target: VersionsUnderTest, value: str
+) -> None:
+    steps.epoch(0, [1])
+    ask(target.dsn, f"ALTER TABLE {target.table}_versions ADD n numeric DEFAULT {value}")
+
+    with pytest.raises(Unreadable, match="no decimal of 20 digits"):
+        all_rows(target)
+    ask(target.dsn, f"UPDATE {target.table}_versions SET n = -99999999999999999999.9999999999999999990000000")
+    assert [str(row["n"]) for row in all_rows(target)] == ["-99999999999999999999.999999999999999999"]
+
+
+def test_a_name_with_a_percent_sign_works_with_losers_too(postgres_server: Server[str]) -> None:
+    target = VersionsUnderTest(postgres_server.endpoint)
+    target.table = f'public."50% off {uuid.uuid4().hex[:8]}"'
+    steps = SinkSteps(target)
+    plan = steps.prepare(0)
+    steps.share(plan, 0, [9])
+    steps.commit(steps.order(plan, steps.share(plan, 0, [1])))
+    steps.decided(1, [8])
+    steps.sweep()
+
+    assert steps.visible() == [row["value"] for row in all_rows(target)] == [1]
+
+
+def test_a_table_that_was_removed_as_the_page_says_can_be_made_again(
+    steps: SinkSteps, target: VersionsUnderTest
+) -> None:
+    steps.epoch(0, [1])
+    for statement in (f"DROP TABLE {target.table}_versions CASCADE", "DELETE FROM twophase.lines WHERE target = %s"):
+        ask(target.dsn, statement, *([target.table] if "%s" in statement else []))
+    ask(target.dsn, "DELETE FROM twophase.markers WHERE target = %s", target.table)
+    again = SinkSteps(target)
+
+    again.epoch(0, [2, 3])
+
+    assert sorted(row["value"] for row in all_rows(target)) == [2, 3]
+
+
+def test_rows_of_a_task_come_in_the_order_of_their_epochs(steps: SinkSteps, target: VersionsUnderTest) -> None:
+    """An epoch's rows lie behind those of a loser; what that one leaves is filled by the next epoch."""
+    plan = steps.prepare(0)
+    steps.share(plan, 0, range(-4_000, 0))
+    steps.commit(steps.order(plan, steps.share(plan, 0, [1])))
+    steps.sweep()
+    ask(target.dsn, f"VACUUM {target.table}_versions")
+    steps.epoch(1, [2])
+    ((lies_before,),) = ask(
+        target.dsn,
+        f"SELECT (SELECT ctid FROM {target.table}_versions WHERE value = 2) < "
+        f"(SELECT ctid FROM {target.table}_versions WHERE value = 1)",
+    )
+    assert lies_before, "the test shows nothing otherwise"
+
+    assert [row["value"] for row in all_rows(target)] == [1, 2]
+
+
+def test_columns_are_those_that_the_query_was_started_with(steps: SinkSteps, target: VersionsUnderTest) -> None:
+    steps.epoch(0, [1])
+    told = {"dsn": target.dsn, "versionsOf": target.table}
+    source = PostgresVersions.from_options(told, PostgresVersions.from_options(told).schema())
+    ask(target.dsn, f"ALTER TABLE {target.table}_versions ADD more text DEFAULT 'x'")
+    assert rows_of(source, source.earliest(), source.newest()) == [{"value": 1}]
+    ask(target.dsn, f"ALTER TABLE {target.table}_versions DROP value CASCADE")
+    with pytest.raises(SchemaMismatch, match="lost columns since the query was started: value"):
+        rows_of(source, source.earliest(), source.newest())
+
+
 def test_many_rows_are_read_once_in_many_splits(steps: SinkSteps, target: VersionsUnderTest) -> None:
     for number in range(3):
         values = range(number * 20_000, (number + 1) * 20_000)
@@ -198,6 +308,17 @@ def test_a_name_without_versions_is_called_so(target: VersionsUnderTest) -> None
         PostgresVersions(target.dsn, target.table).earliest()
     with pytest.raises(OptionError, match="startingEpoch is 'first'"):
         PostgresVersions(target.dsn, target.table, starting_epoch="first")
+    SinkSteps(target).epoch(0, [1])
+    name = target.table.partition(".")[2]
+    ask(target.dsn, f"CREATE TABLE mine_{name}_versions (a int)")
+    with pytest.raises(TargetUnavailable, match="is no table with versions"):
+        PostgresVersions(target.dsn, f"mine_{name}").earliest()
+    with pytest.raises(OptionError, match=r"startingEpoch is 9, and .* is at epoch 0"):
+        PostgresVersions(target.dsn, target.table, starting_epoch="9").earliest()
+    with pytest.raises(OptionError, match="startingEpoch is for a stream"):
+        PostgresVersions(target.dsn, target.table, starting_epoch="0").bounded()
+    with pytest.raises(OptionError, match="asOfEpoch is for a batch"):
+        PostgresVersions(target.dsn, target.table, as_of_epoch=0).earliest()
 
 
 def test_an_older_releases_epochs_which_were_not_counted_are_read(steps: SinkSteps, target: VersionsUnderTest) -> None:

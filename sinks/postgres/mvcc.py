@@ -311,7 +311,7 @@ def _delete_rows(connection: Connection, name: TableName, attempts: Sequence[Att
     there = [row for row in attempts if row.rows > 0]
     if there:
         connection.execute(
-            f"DELETE FROM {versions_of(name).sql} WHERE {POSITION} = ANY(%s) AND {ATTEMPT} = ANY(%s)",
+            f"DELETE FROM {versions_of(name).sql_beside_parameters} WHERE {POSITION} = ANY(%s) AND {ATTEMPT} = ANY(%s)",
             (sorted({row.position for row in there}), [row.number for row in there]),
         )
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.json
 
 from twophase.clients.postgres.database import Connection
 from twophase.clients.postgres.table_name import quoted
 
+pc: Any = pyarrow.compute  # the stubs reject what the functions take
 read_json: Any = pyarrow.json.read_json  # the stubs know of files alone
 Column = Any  # an array of pyarrow: its stubs have one type for each kind
 Finish = Callable[[Column], Column]
@@ -40,9 +42,12 @@ _IN_JSON = ("bool", "int2", "int4", "int8", "text", "varchar")
 _WIDEST_DECIMAL = 38
 _UNBOUNDED = pa.decimal128(38, 18)
 """What a numeric without a precision is, as in Spark's own JDBC source."""
+_FITS = r"^-?[0-9]{1,20}(\.[0-9]{1,18})?$"
 _NUMERIC_HEADER = 4
 _COLUMNS = """
-SELECT a.attname, b.typname, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, coalesce(e.typname, '')
+SELECT a.attname, CASE WHEN b.typnamespace = 'pg_catalog'::regnamespace THEN b.typname ELSE '' END,
+       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
+       CASE WHEN e.typnamespace = 'pg_catalog'::regnamespace THEN e.typname ELSE '' END
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
@@ -77,6 +82,8 @@ def _column(name: str, kind: str, modifier: int, element: str) -> ReadColumn:
     sql = quoted(name)
     if kind in _PLAIN:
         return ReadColumn(name, _PLAIN[kind], sql, _PLAIN[kind])
+    if kind == "numeric" and modifier < 0:
+        return ReadColumn(name, _UNBOUNDED, f"trim_scale({sql})", pa.string(), _from_digits)
     if kind == "numeric" and (decimal := _decimal(modifier)) is not None:
         return ReadColumn(name, decimal, sql, decimal)
     if kind == "bytea":
@@ -84,18 +91,26 @@ def _column(name: str, kind: str, modifier: int, element: str) -> ReadColumn:
     if element in _IN_JSON:
         wanted = pa.list_(_PLAIN[element])
         return ReadColumn(name, wanted, f"to_json({sql})::text", pa.string(), lambda texts: _from_json(texts, wanted))
-    # Everything else as PostgreSQL writes it: json, uuid, enumerations, times, intervals, arrays of these.
-    return ReadColumn(name, pa.string(), f"{sql}::text", pa.string())
+    # Everything else as PostgreSQL writes it: json, uuid, enumerations, times, intervals, arrays of these. No cast to text, which
+    # cuts the blanks of char(n).
+    return ReadColumn(name, pa.string(), sql, pa.string())
 
 
 def _decimal(modifier: int) -> pa.DataType | None:
-    if modifier < 0:
-        return _UNBOUNDED
     precision, scale = (modifier - _NUMERIC_HEADER) >> 16, (modifier - _NUMERIC_HEADER) & 0x7FF
     if scale >= 0x400:  # eleven bits, the first of which is the sign
         scale -= 0x800
     fits = 0 <= scale <= precision <= _WIDEST_DECIMAL
     return pa.decimal128(precision, scale) if fits else None
+
+
+def _from_digits(texts: Column) -> Column:
+    """Arrow's own parser does not look whether a number still fits when it has got its digits after the point."""
+    fits = pc.match_substring_regex(texts, _FITS)
+    if pc.all(fits, min_count=0).as_py() is False:
+        strange = texts.filter(pc.invert(fits.fill_null(True)))[0].as_py()
+        raise pa.ArrowInvalid(f"{strange[:60]} is no decimal of 20 digits before the point and 18 after it")
+    return texts.cast(_UNBOUNDED)
 
 
 def _from_hex(texts: Column) -> Column:

@@ -5,6 +5,7 @@ PostgreSQL sends each row in a message of its own, so a block is as many message
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ def copied(connection: Connection, columns: Sequence[ReadColumn], selected_from:
 
 
 def _parsed(block: list[bytes], columns: Sequence[ReadColumn]) -> pa.RecordBatch:
-    text = b"".join(block)
+    # Arrow drops a byte order mark at the beginning of what it parses: so this one, and not one that a value begins with.
+    text = codecs.BOM_UTF8 + b"".join(block)
     names = [str(number) for number in range(len(columns))]
     try:
         table = read_csv(

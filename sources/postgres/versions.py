@@ -28,8 +28,16 @@ import pyarrow as pa
 from twophase.clients.postgres.database import Connection, Database
 from twophase.clients.postgres.dsn import Dsn
 from twophase.clients.postgres.table_name import CONTROL_SCHEMA, TableName, quoted
-from twophase.clients.postgres.versions_table import POSITION, TAGS, first_recorded, pointer_of, rows_of, versions_of
-from twophase.errors import DataLost, OptionError, TargetUnavailable, Unreadable
+from twophase.clients.postgres.versions_table import (
+    ATTEMPT,
+    POSITION,
+    TAGS,
+    first_recorded,
+    pointer_of,
+    rows_of,
+    versions_of,
+)
+from twophase.errors import DataLost, OptionError, SchemaMismatch, TargetUnavailable, Unreadable
 from twophase.options import parse
 from twophase.secret import Secret
 from twophase.source import NO_LIMIT, ReadLimit, Source
@@ -74,6 +82,8 @@ class VersionsSplit:
     first_page: int
     end_page: int
     rows: int
+    epochs: int
+    """How many of them have rows here."""
 
 
 class PostgresVersions(Source[VersionsSplit]):
@@ -90,6 +100,8 @@ class PostgresVersions(Source[VersionsSplit]):
     """
 
     start_moves = True
+    _wanted: tuple[str, ...] | None = None
+    """Columns; None: all that the table has."""
 
     def __init__(self, dsn: str | Secret, versions_of: str, **options: Any):
         given = PostgresSourceOptions(
@@ -101,9 +113,11 @@ class PostgresVersions(Source[VersionsSplit]):
         self._set(given)
 
     @classmethod
-    def from_options(cls, given: Mapping[str, str]) -> PostgresVersions:
+    def from_options(cls, given: Mapping[str, str], schema: pa.Schema | None = None) -> PostgresVersions:
+        """By options as Spark hands them over; `schema` has the columns that the query was started with."""
         source = cls.__new__(cls)
         source._set(parse(PostgresSourceOptions, given, ignore=IGNORED))
+        source._wanted = None if schema is None else tuple(schema.names)
         return source
 
     def _set(self, options: PostgresSourceOptions) -> None:
@@ -122,10 +136,15 @@ class PostgresVersions(Source[VersionsSplit]):
     def earliest(self) -> str:
         """Where `startingEpoch` says, now."""
         said = self._options.starting_epoch
+        if self._options.as_of_epoch is not None:
+            raise _wrong("asOfEpoch is for a batch (spark.read); a stream begins at startingEpoch")
         now = self._now()
         if said == LATEST:
             return now.to_text()
-        return VersionsOffset(_NOTHING if said == EARLIEST else int(said) - 1, now.table).to_text()
+        before = _NOTHING if said == EARLIEST else int(said) - 1
+        if before > now.position:
+            raise _wrong(f"startingEpoch is {said}, and {self._name} is at epoch {now.position}")
+        return VersionsOffset(before, now.table).to_text()
 
     def newest(self) -> str:
         return self._now().to_text()
@@ -139,9 +158,10 @@ class PostgresVersions(Source[VersionsSplit]):
     def bounded(self) -> tuple[str, str]:
         """Where a batch begins and ends, by the options, now."""
         now, wanted = self._now(), self._options.as_of_epoch
+        if self._options.starting_epoch != EARLIEST:
+            raise _wrong("startingEpoch is for a stream; a batch has everything up to asOfEpoch")
         if wanted is not None and wanted > now.position:
-            problem = f"asOfEpoch is {wanted}, and {self._name} is at epoch {now.position}"
-            raise OptionError(problem, problems=[problem])
+            raise _wrong(f"asOfEpoch is {wanted}, and {self._name} is at epoch {now.position}")
         end = now.position if wanted is None else wanted
         return VersionsOffset(_NOTHING, now.table).to_text(), VersionsOffset(end, now.table).to_text()
 
@@ -195,14 +215,25 @@ class PostgresVersions(Source[VersionsSplit]):
         first = first_recorded(connection, self._name)
         self._require_whole(committed, found, range(max(after + 1, last + 1 if first is None else first), last + 1))
         pages: dict[int, int] = {}
-        for _, page, rows in found:
+        epochs: dict[int, set[int]] = {}
+        for position, page, rows in found:
             pages[page] = pages.get(page, 0) + rows
+            epochs.setdefault(page, set()).add(position)
         pages_each = max(1, min(pages_each, -(-len(pages) // self._options.parallelism)))
         file = _file_of(connection, table)
         numbers = sorted(pages)
         cuts = [numbers[at : at + pages_each] for at in range(0, len(numbers), pages_each)]
         return [
-            VersionsSplit(table, file, after, last, part[0], part[-1] + 1, sum(pages[page] for page in part))
+            VersionsSplit(
+                table,
+                file,
+                after,
+                last,
+                part[0],
+                part[-1] + 1,
+                rows=sum(pages[page] for page in part),
+                epochs=len(set().union(*(epochs[page] for page in part))),
+            )
             for part in cuts
         ]
 
@@ -218,6 +249,8 @@ class PostgresVersions(Source[VersionsSplit]):
     def _read(self, split: VersionsSplit, connection: Connection, doing: str) -> Iterator[pa.RecordBatch]:
         try:
             self._database.begin(connection)
+            # Whoever rewrites or drops the table is waited for, or waits: what the catalog says from here on is what is read.
+            connection.execute(f"LOCK TABLE {versions_of(self._name).sql} IN ACCESS SHARE MODE".encode())
             if self._table(connection) != split.table or _file_of(connection, split.table) != split.file:
                 raise DataLost(f"{doing}: the table was made anew, or rewritten (VACUUM FULL, CLUSTER): start again")
             columns, rows = self._columns(connection, split.table), 0
@@ -226,6 +259,10 @@ class PostgresVersions(Source[VersionsSplit]):
                 f"FROM {versions_of(self._name).sql} WHERE {position} > {split.after} AND {position} <= {split.until} "
                 f"AND ctid >= '({split.first_page},0)'::tid AND ctid < '({split.end_page},0)'::tid"
             )
+            if (
+                split.epochs > 1
+            ):  # pages that were emptied are filled again, so an older epoch may lie behind a newer one
+                where += f" ORDER BY {position}, ctid"
             for batch in copied(connection, columns, where):
                 rows += batch.num_rows
                 yield batch
@@ -245,13 +282,14 @@ class PostgresVersions(Source[VersionsSplit]):
         found = connection.execute(
             "SELECT c.oid::bigint, (SELECT count(*) FROM pg_class o JOIN pg_namespace m ON m.oid = o.relnamespace "
             f"WHERE m.nspname = '{CONTROL_SCHEMA}' AND o.relname IN ('lines', 'epochs')) "
+            f"+ (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname IN ('{POSITION}', '{ATTEMPT}')) "
             "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE (n.nspname, c.relname) = (%s, %s)",
             (versions.schema, versions.name),
         ).fetchone()
-        if found is None or found[1] < 2:
+        if found is None or found[1] < 4:
             raise TargetUnavailable(
-                f"{self._name} is no table with versions: there is no {versions}. Only a table that twophase writes with mode mvcc "
-                "has some, from its first epoch on"
+                f"{self._name} is no table with versions, which would be in {versions}. Only a table that twophase writes with "
+                "mode mvcc has some, from its first epoch on"
             )
         return int(found[0])
 
@@ -259,10 +297,14 @@ class PostgresVersions(Source[VersionsSplit]):
         columns = [column for column in columns_of(connection, table) if column.name not in TAGS]
         if self._options.include_epoch:
             if any(column.name.lower() == EPOCH_COLUMN for column in columns):
-                problem = f"includeEpoch adds a column {EPOCH_COLUMN}, and {self._name} has one"
-                raise OptionError(problem, problems=[problem])
+                raise _wrong(f"includeEpoch adds a column {EPOCH_COLUMN}, and {self._name} has one")
             columns.append(ReadColumn(EPOCH_COLUMN, pa.int64(), quoted(POSITION), pa.int64()))
-        return columns
+        if self._wanted is None:
+            return columns
+        by_name = {column.name: column for column in columns}
+        if gone := [name for name in self._wanted if name not in by_name]:
+            raise SchemaMismatch(f"{self._name} has lost columns since the query was started: {', '.join(gone)}")
+        return [by_name[name] for name in self._wanted]
 
     def _require_same(self, offset: VersionsOffset, now: VersionsOffset) -> None:
         if offset.table != now.table:
@@ -295,10 +337,15 @@ class PostgresVersions(Source[VersionsSplit]):
             )
 
 
+def _wrong(problem: str) -> OptionError:
+    return OptionError(problem, problems=[problem])
+
+
 def _counted(connection: Connection, versions: TableName, after: int, until: int) -> list[tuple[int, int, int]]:
     """Position, page, and how many rows of the one lie in the other."""
     found = connection.execute(
-        f"SELECT {quoted(POSITION)}, (ctid::text::point)[0]::bigint AS page, count(*) FROM {versions.sql} "
+        f"SELECT {quoted(POSITION)}, (ctid::text::point)[0]::bigint AS page, count(*) "
+        f"FROM {versions.sql_beside_parameters} "
         f"WHERE {quoted(POSITION)} > %s AND {quoted(POSITION)} <= %s GROUP BY 1, 2".encode(),
         (after, until),
     )

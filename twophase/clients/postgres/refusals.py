@@ -56,7 +56,8 @@ def explained(error: psycopg.Error, doing: str) -> TwophaseError:
     state = error.sqlstate
     said = " ".join(str(error.diag.message_primary or error).split())
     if state is None:
-        return TargetUnavailable(f"{doing}: no connection ({said})")
+        is_lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return TargetUnavailable(f"{doing}: {'no connection' if is_lost else 'the client refused'} ({said})")
     advice = next((_ADVICE[key] for key in (state, state[:2]) if key in _ADVICE), "PostgreSQL refused")
     if state.startswith(_MISFITS):
         detail = f" {error.diag.message_detail}" if error.diag.message_detail else ""

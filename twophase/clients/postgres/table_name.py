@@ -58,6 +58,11 @@ class TableName:
     def sql(self) -> str:
         return f"{quoted(self.schema)}.{quoted(self.name)}"
 
+    @property
+    def sql_beside_parameters(self) -> str:
+        """The same in a statement that has parameters, where psycopg takes a percent sign for the beginning of one."""
+        return self.sql.replace("%", "%%")
+
 
 def require_name(name: str) -> None:
     """Raise BadName if PostgreSQL can't have something of this name, or would cut it."""

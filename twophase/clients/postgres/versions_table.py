@@ -57,7 +57,9 @@ def first_recorded(connection: Connection, name: TableName) -> int | None:
 
 
 def record(connection: Connection, name: TableName, position: int, rows: int) -> None:
-    """In the transaction that moves the pointer there."""
+    """In the transaction that moves the pointer there. A table of this name that was dropped may have left its counts."""
     connection.execute(
-        f"INSERT INTO {CONTROL_SCHEMA}.epochs (target, position, rows) VALUES (%s, %s, %s)", (str(name), position, rows)
+        f"INSERT INTO {CONTROL_SCHEMA}.epochs (target, position, rows) VALUES (%s, %s, %s) ON CONFLICT (target, position) "
+        "DO UPDATE SET rows = EXCLUDED.rows, committed_at = now()",
+        (str(name), position, rows),
     )
