@@ -16,7 +16,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.mistakes import heap_sinks, slot_sinks, sources, sqlite_failures, sqlite_processes, sqlite_sinks, values
+from tests.mistakes import (
+    heap_sinks,
+    slot_sinks,
+    sources,
+    sqlite_failures,
+    sqlite_processes,
+    sqlite_sinks,
+    sqlite_upserts,
+    values,
+)
 from tests.mistakes.sources import Numbers
 from tests.model.slot_sink import SlotSink
 from tests.test_conformance_heap import HeapUnderTest
@@ -81,9 +90,14 @@ SINKS_CAUGHT_BY = [
     mistake(heap_sinks.SetsTheMarker, "an_order_of_another_epoch_can_not_set_the_marker_back"),
     mistake(heap_sinks.RefusesOnlyWhatItPrepares, "whoever_may_not_prepare_is_told_before_a_take_over"),
     mistake(heap_sinks.PreparesWhenAsked, "asking_whether_rows_fit_creates_nothing"),
+    mistake(sqlite_upserts.MakesRoomEarly, "a_row_takes_the_place_of_the_one_with_its_key"),
+    mistake(sqlite_upserts.KeepsTheFirstOfABatch, "a_row_takes_the_place_of_the_one_with_its_key"),
+    mistake(sqlite_upserts.ReplacesBeforeItCompares, "a_commit_that_stood_still_brings_no_replaced_row_back"),
     mistake(heap_sinks.UpsertsInName, "a_row_takes_the_place_of_the_one_with_its_key"),
     mistake(heap_sinks.DiesEarly, "a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named"),
     mistake(heap_sinks.DecidesTheDead, "a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named"),
+    mistake(heap_sinks.TearsWhenOneExpires, "a_share_lives_as_long_as_the_sink_says_and_what_dies_then_is_named"),
+    mistake(heap_sinks.NeedsColumns, "whoever_may_not_prepare_is_told_before_a_take_over"),
     mistake(heap_sinks.DescribesAnother, "a_sink_that_is_built_from_its_description_finds_and_commits_the_same"),
     mistake(heap_sinks.TakesOverAnyway, "a_take_over_is_refused_if_the_line_has_moved_on"),
     mistake(heap_sinks.DoesNotFence, "a_fence_keeps_older_generations_from_staging"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mistakes.heap_sinks import ShortLived
+from tests.mistakes.heap_sinks import RefusesStrangersWhenItPrepares, ShortLived
 from twophase.sinks import heap
 from twophase.sinks.heap import HeapSink, HeapTarget
 from twophase.testing.sink_steps import SinkSteps
@@ -46,6 +46,15 @@ class TestHeapSink(SinkSuite):
     @pytest.fixture
     def target(self) -> HeapUnderTest:
         return HeapUnderTest(uuid.uuid4().hex)
+
+
+def test_a_sink_that_prepares_for_its_owner_alone_keeps_the_contract() -> None:
+    class OwnersOnly(HeapUnderTest):
+        def sink(self) -> RefusesStrangersWhenItPrepares:
+            return RefusesStrangersWhenItPrepares(self.name)
+
+    steps = SinkSteps(OwnersOnly(uuid.uuid4().hex))
+    SinkSuite().test_whoever_may_not_prepare_is_told_before_a_take_over(steps)
 
 
 def test_shares_that_expire_when_the_sink_says_keep_the_contract() -> None:

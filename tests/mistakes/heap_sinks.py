@@ -194,3 +194,32 @@ class DecidesTheDead(ShortLived):
 class DescribesAnother(HeapSink):
     def describe(self) -> Description | None:
         return Description("heap", {"target": "another"})
+
+
+class TearsWhenOneExpires(ShortLived):
+    """Of an epoch of which a share has expired, the others are shown."""
+
+    def commit(self, order: CommitOrder[HeapHandle]) -> Outcome:
+        expired = self._expired(order)
+        if not expired:
+            return super().commit(order)
+        kept = replace(order, shares=tuple(share for share in order.shares if share.slot not in expired))
+        HeapSink.commit(self, kept)
+        raise NotCommitted("shares expired", dead_slots=expired)
+
+
+class NeedsColumns(HeapSink):
+    """To say whether rows fit."""
+
+    def require_fit(self, schema: pa.Schema | None, *, overwrite: bool) -> None:
+        if schema is None:
+            raise SchemaMismatch("which columns?")
+
+
+class RefusesStrangersWhenItPrepares(HeapSink):
+    """It may: whoever prepares has taken the target over. No mistake."""
+
+    def prepare(self, prepared: PreparedEpoch) -> Plan:
+        if prepared.origin is not None and prepared.origin.owner != prepared.owner:
+            raise Fenced("of another owner")
+        return super().prepare(prepared)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pyarrow as pa
 import pytest
 
 from twophase.testing.sink_steps import SinkSteps
@@ -20,3 +23,11 @@ def only_if_target(steps: SinkSteps, **claims: bool) -> None:
     for name, wanted in claims.items():
         if bool(getattr(steps.target, name)) is not wanted:
             pytest.skip(f"by claim: this is for targets with {name}={wanted}")
+
+
+def batch_of_texts(steps: SinkSteps, texts: Sequence[str | None]) -> pa.RecordBatch:
+    """Rows with numbers from 0 and these texts, if the target claims to keep texts."""
+    batch = steps.target.typed_batch(pa.array(texts, pa.string()))
+    if batch is None or "string" not in steps.target.arrow_types:
+        pytest.skip("by claim: this target has no room for a column of texts")
+    return batch

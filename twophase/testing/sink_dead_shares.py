@@ -150,22 +150,39 @@ class SinkDeadShares:
         assert short.sink().alive(in_time) == {}
         assert short.commit(in_time) is Outcome.COMMITTED
 
-        late = short.decided(1, [3], [4])
+        begun = time.monotonic()
+        plan = short.prepare(1)
+        older = short.share(plan, 0, [3])
+        time.sleep(0.6 * lives_s)
+        younger = short.share(plan, 1, [4])
+        time.sleep(max(0.0, begun + 1.2 * lives_s - time.monotonic()))
+        self._dies_or_lives(short, short.order(plan, older, younger), [1, 2])
+
+        late = short.decided(2, [5], [6])
         time.sleep(LONG_DEAD * lives_s)
-        named = set(short.sink().alive(late))
-        dead = set[int]()
+        self._dies_or_lives(short, late, [1, 2, 3, 4])
+        assert list(target.residue()) == []
+
+    def _dies_or_lives(self, steps: SinkSteps, order: CommitOrder[Any], before: list[int]) -> None:
+        """What is dead was named before, what is not is visible, and then all is written again. Each slot has the next number."""
+        rows = {share.slot: len(before) + 1 + share.slot for share in order.shares}
+        named, dead = set(steps.sink().alive(order)), set[int]()
         try:
-            short.commit(late)
+            steps.commit(order)
         except NotCommitted as error:
             dead = set(error.dead_slots)
+            assert dead, "it says that it is not committed, and not what is dead"
         assert dead <= named, "alive is asked before the decision: what is dead then must not be decided"
-        assert short.visible() == sorted([1, 2, *(slot + 3 for slot in (0, 1) if slot not in dead)])
+        whole = steps.sink().capabilities.atomic
+        shown = [row for slot, row in rows.items() if not (whole and dead) and slot not in dead]
+        assert steps.visible() == sorted([*before, *shown])
         if dead:
-            plan = short.prepare(1)
-            revised = (short.share(plan, s.slot, [s.slot + 3]) if s.slot in dead else s for s in late.shares)
-            assert short.commit(short.order(plan, *revised)) is Outcome.COMMITTED
-        short.sweep()
-        assert (short.visible(), list(target.residue())) == ([1, 2, 3, 4], [])
+            plan = steps.prepare(order.epoch.number)
+            again = dead if not whole else set(rows)
+            revised = [steps.share(plan, s.slot, [rows[s.slot]]) if s.slot in again else s for s in order.shares]
+            assert steps.commit(steps.order(plan, *revised)) is Outcome.COMMITTED
+        steps.sweep()
+        assert steps.visible() == sorted([*before, *rows.values()])
 
 
 # ---- parts of tests ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -180,22 +181,25 @@ class SinkOwners:
         """A query with other columns, or that replaces everything: it learns what `prepare` would say, and changes nothing."""
         only_if(steps, several_owners=False)
         last = steps.epoch(0, [1])
-        stranger = steps.as_(OTHER)
-        for schema in _schemas(steps):
-            for overwrite in (False, True):
-                before = list(steps.target.residue())
-                told = _refusal(partial(stranger.sink().require_fit, schema, overwrite=overwrite))
-                assert (steps.visible(), steps.marker()) == ([1], last.marker)
-                assert list(steps.target.residue()) == before, f"{schema}: left behind by a question"
-                refused = _refusal(partial(stranger.prepare, 0, schema=schema, overwrite=overwrite))
-                assert told == refused, f"{schema}, overwrite={overwrite}: require_fit and prepare do not say the same"
+        new = steps.as_(OTHER)
+        asked = list(itertools.product(_schemas(steps), (False, True)))
+        told = []
+        for schema, overwrite in asked:
+            told.append(_refusal(partial(new.sink().require_fit, schema, overwrite=overwrite)))
+            assert (steps.visible(), steps.marker()) == ([1], last.marker)
+            assert list(steps.target.residue()) == [], f"{schema}: left behind by a question"
+        assert _refusal(partial(new.sink().require_fit, None, overwrite=False)) is None, "nothing is known of the rows"
+        self._take_over(steps, new, number=-1, position=1)
+        for (schema, overwrite), said in zip(asked, told, strict=True):
+            refused = _refusal(partial(new.prepare, 0, schema=schema, overwrite=overwrite))
+            assert said == refused, f"{schema}, overwrite={overwrite}: require_fit and prepare do not say the same"
 
     def test_asking_whether_rows_fit_creates_nothing(self, steps: SinkSteps) -> None:
         """Of a target that is not there yet, for columns that it then gets none of."""
         only_if(steps, several_owners=False)
         asked = steps.target.batch([]).schema.append(pa.field(ASKED_FOR, pa.string()))
-        for schema in (asked, None):
-            _refusal(partial(steps.sink().require_fit, schema, overwrite=False))
+        _refusal(partial(steps.sink().require_fit, asked, overwrite=False))
+        steps.sink().require_fit(None, overwrite=False)
         assert (list(steps.target.read()), list(steps.target.residue()), steps.marker()) == ([], [], None)
         steps.epoch(0, [1])
         assert [ASKED_FOR in row for row in steps.target.read()] == [False]

@@ -22,7 +22,7 @@ from twophase.sink import CommitOrder, Outcome
 from twophase.testing import sink_calls
 from twophase.testing.other_process import OtherProcess, answer_of
 from twophase.testing.sink_calls import Called, Place
-from twophase.testing.sink_capabilities import only_if, only_if_target
+from twophase.testing.sink_capabilities import batch_of_texts, only_if, only_if_target
 from twophase.testing.sink_steps import SinkSteps
 
 R = TypeVar("R")
@@ -128,6 +128,31 @@ class SinkProcesses:
             last, stood = _overtaken(steps, order, place, succeeds)
             expected += [3 * number, 3 * number + 1, 3 * number + 2]
             assert steps.visible() == expected, f"overtaken at {place}"
+            assert steps.marker() == last.marker, f"overtaken at {place}, it set the marker back"
+            assert stood.kind in ("", "Fenced", "OutcomeUnknown"), f"overtaken at {place}: {stood.raised}"
+
+    def test_a_commit_that_stood_still_brings_no_replaced_row_back(self, steps: SinkSteps) -> None:
+        """Where the sink upserts: the same, and the successor's next epoch has replaced what the one that stood still writes."""
+        only_if(steps, atomic=True, upserts=True)
+        only_if_target(steps, outlives_process=True)
+
+        def decided(number: int, *texts: str) -> CommitOrder[Any]:
+            batch = batch_of_texts(steps, texts)
+            plan = steps.prepare(number, schema=batch.schema)
+            return steps.order(plan, steps.write(plan, 0, batch))
+
+        order = decided(0, "a", "b")
+        for number, place in enumerate(_places(steps, order), start=1):
+            order = decided(2 * number - 1, f"old {number}", f"kept {number}")
+
+            def succeeds(order: CommitOrder[Any] = order, number: int = number) -> CommitOrder[Any]:
+                steps.commit(order)
+                last = decided(2 * number, f"new {number}")
+                steps.commit(last)
+                return last
+
+            last, stood = _overtaken(steps, order, place, succeeds)
+            assert steps.target.typed_values() == [f"new {number}", f"kept {number}"], f"overtaken at {place}"
             assert steps.marker() == last.marker, f"overtaken at {place}, it set the marker back"
             assert stood.kind in ("", "Fenced", "OutcomeUnknown"), f"overtaken at {place}: {stood.raised}"
 

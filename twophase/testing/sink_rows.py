@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from twophase.errors import NotCommitted, TwophaseError
 from twophase.sink import Outcome
 from twophase.testing.arrow_columns import ARROW_COLUMNS, same_values
 from twophase.testing.checkers import difference
-from twophase.testing.sink_capabilities import only_if, only_if_target
+from twophase.testing.sink_capabilities import batch_of_texts, only_if, only_if_target
 from twophase.testing.sink_steps import SinkSteps
 
 ADDED = "added"
@@ -97,7 +96,7 @@ class SinkRows:
     def test_a_slice_has_its_own_nulls(self, steps: SinkSteps) -> None:
         """Which values are null is kept by bits, which have the slice's offset too."""
         texts = [None if number % 3 == 0 else f"text {number}" for number in range(50)]
-        batch = self._of_texts(steps, texts)
+        batch = batch_of_texts(steps, texts)
         plan = steps.prepare(0, schema=batch.schema)
         steps.commit(steps.order(plan, steps.write(plan, 0, batch.slice(11, 20), batch.slice(40))))
         assert steps.target.typed_values() == [*texts[11:31], *texts[40:]]
@@ -118,7 +117,7 @@ class SinkRows:
     def test_memory_of_texts_that_is_used_again_spoils_nothing(self, steps: SinkSteps) -> None:
         """The same for what is of no fixed length, over two batches in the same place."""
         texts = ["first", "", None, "the second"]
-        batch = self._of_texts(steps, texts)
+        batch = batch_of_texts(steps, texts)
         borrowed, memory = _borrowed(batch)
         plan = steps.prepare(0, schema=batch.schema)
         task = steps.task(plan, 0)
@@ -181,15 +180,31 @@ class SinkRows:
     # ---- nulls and columns ----
 
     def test_a_row_takes_the_place_of_the_one_with_its_key(self, steps: SinkSteps) -> None:
-        """Where the sink upserts, by the number: one of an earlier epoch, or of the same share. A commit again changes nothing."""
+        """Where the sink upserts, by the number: one of an earlier epoch, of the same share, of the same batch; the last counts.
+        Before the commit nothing is replaced, nor by a share that is dropped."""
         only_if(steps, upserts=True)
-        first, second, third = (self._of_texts(steps, texts) for texts in (["a", "b", "c", "d"], ["x", None], ["y"]))
-        for number, batches in enumerate(([first], [second, third], [])):
+        first, second, third = (batch_of_texts(steps, texts) for texts in (["a", "b", "c", "d"], ["x", None], ["y"]))
+        both = pa.Table.from_batches([second, third]).combine_chunks().to_batches()[0]
+        before: list[str | None] = []
+        for number, (batches, after) in enumerate(
+            (
+                ([first], ["a", "b", "c", "d"]),
+                ([second, third], ["y", None, "c", "d"]),
+                ([first, both], ["y", None, "c", "d"]),
+                ([third, second], ["x", None, "c", "d"]),
+                ([], ["x", None, "c", "d"]),
+            )
+        ):
+            steps.write(steps.prepare(number, schema=first.schema), 0, batch_of_texts(steps, ["never"]))
             plan = steps.prepare(number, schema=first.schema)
             order = steps.order(plan, steps.write(plan, 0, *batches), steps.write(plan, 1))
+            assert steps.target.typed_values() == before, "something was replaced before the commit"
             for outcome in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
                 assert steps.commit(order) is outcome
-                assert steps.target.typed_values() == (["a", "b", "c", "d"] if number == 0 else ["y", None, "c", "d"])
+                assert steps.target.typed_values() == after
+            steps.sweep()
+            assert steps.target.typed_values() == after, "something went with what was dropped"
+            before = list(after)
         assert (steps.visible(), list(steps.target.residue())) == ([0, 1, 2, 3], [])
 
     def test_rows_of_nulls_alone_are_rows(self, steps: SinkSteps) -> None:
@@ -273,12 +288,6 @@ class SinkRows:
         if pa.types.is_float32(column.type):  # readers give 0.1 for the float next to it
             found = [float(np.float32(value)) if isinstance(value, float) else value for value in found]
         assert _different(expected, found) == [], f"values of {kind} came back altered"
-
-    def _of_texts(self, steps: SinkSteps, texts: Sequence[str | None]) -> pa.RecordBatch:
-        batch = steps.target.typed_batch(pa.array(texts, pa.string()))
-        if batch is None or "string" not in steps.target.arrow_types:
-            pytest.skip("by claim: this target has no room for a column of texts")
-        return batch
 
 
 def _borrowed(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.uint8]]]:
