@@ -210,7 +210,8 @@ def test_a_table_that_is_rewritten_while_a_task_waits_for_it_is_noticed(
 
 def test_a_value_may_begin_with_a_byte_order_mark(target: VersionsUnderTest) -> None:
     steps = SinkSteps(target)
-    schema = pa.schema({"text": pa.string(), "value": pa.int64()})
+    columns: list[tuple[str, pa.DataType]] = [("text", pa.string()), ("value", pa.int64())]
+    schema = pa.schema(columns)
     plan = steps.prepare(0, schema=schema)
     texts = ["\ufeffhello", "", None, '"', "\\.", "a\r\nb"]
     batch = pa.record_batch([texts, range(len(texts))], schema=schema)
