@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from integration_tests.postgres_tables import ask
 from integration_tests.streams import Place, run
+from twophase.clients.postgres.database import close_idle
 from twophase.errors import DataLost, OptionError, TargetUnavailable, Unreadable
 from twophase.sources import PostgresLog
 from twophase.sources.postgres.pgoutput import Decoder
@@ -114,7 +116,7 @@ def test_values_in_json_are_what_they_are(published: Published) -> None:
     new = json.loads(text)
     assert (new["id"], new["name"], new["b"], new["d"]) == (2**53 + 1, "", False, "Infinity")
     assert (new["j"], new["x"], new["a"]) == ({"k": [1, None]}, "\\x00ff", "{1,NULL}")
-    assert new["w"].startswith("2024-02-29 ")
+    assert new["w"] == "2024-02-29 12:00:00+00"
 
 
 def test_a_large_value_that_was_not_changed_is_not_sent(published: Published) -> None:
@@ -194,38 +196,135 @@ def test_a_range_is_there_until_it_is_acknowledged_and_then_refused(published: P
 
 
 def test_a_slot_that_somebody_reads_from_is_waited_for(published: Published) -> None:
-    published.do("INSERT INTO t SELECT generate_series(1, 20000)")
+    """By another peek, of a transaction that is large enough for it to be met."""
+    published.do("INSERT INTO t SELECT generate_series(1, 200000)")
     source = published.source()
     start, end = source.earliest(), source.newest()
     (split,) = source.plan(start, end)
-    reading = source.read(split)
-    next(reading)
-    with psycopg.connect(published.dsn) as holder:
-        # A peek holds the slot to the end of its statement; here one that sleeps while it has it.
-        asked = (
-            f"SELECT pg_sleep(0.0005), lsn FROM pg_logical_slot_peek_binary_changes('{published.name}', NULL, NULL, "
-        )
-        asked += f"'proto_version', '1', 'publication_names', '{published.name}')"
-        held = threading.Thread(target=lambda: holder.execute(asked.encode()))
-        held.start()
-        time.sleep(0.05)
-        assert source.newest() == end
-        held.join(60)
-    assert sum(batch.num_rows for batch in reading) == 10_000
+    asked = f"SELECT count(*) FROM pg_logical_slot_peek_binary_changes('{published.name}', NULL, NULL, 'proto_version', '1', "
+    asked += f"'publication_names', '{published.name}')"
+    active = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{published.name}' AND active"
+    for call in (source.newest, lambda: [batch.num_rows for batch in source.read(split)]):
+        with ThreadPoolExecutor(1) as thread, psycopg.connect(published.dsn) as holder:
+            held = thread.submit(holder.execute, asked.encode())
+            while not ask(published.dsn, active):
+                assert not held.done(), "it was not met"
+            assert call() in (end, [10_000] * 20)
+            held.result(60)
+
+
+def test_a_range_of_which_a_part_was_acknowledged_meanwhile_is_refused(published: Published) -> None:
+    """Another moves the slot after the range was planned, at any moment of its reading."""
+    source = published.source()
+    start = source.earliest()
+    ends = []
+    for at in range(2):
+        published.do(f"INSERT INTO t VALUES ({at})")
+        ends.append(source.newest())
+    (split,) = source.plan(start, ends[1])
+    for delay_ms in range(12):
+        name = f"{published.name[:50]}_{delay_ms}"
+        ask(published.dsn, "SELECT pg_copy_logical_replication_slot(%s, %s)", published.name, name)
+        copy = PostgresLog(published.dsn, published.name, name, request_timeout_ms=20_000)
+        with ThreadPoolExecutor(1) as thread:
+            reading = thread.submit(list, copy.read(split))
+            time.sleep(delay_ms / 1000)
+            copy.acknowledge(ends[0])
+            with contextlib.suppress(DataLost):
+                assert sum(batch.num_rows for batch in reading.result(60)) == 2, "a part of a range"
+        ask(published.dsn, "SELECT pg_drop_replication_slot(%s)", name)
+
+
+def test_changes_of_a_time_without_the_publication_are_data_lost(published: Published) -> None:
+    published.do("INSERT INTO t VALUES (1)")
+    source = published.source()
+    start, end = source.earliest(), source.newest()
+    published.do("DROP PUBLICATION t")
+    published.do("INSERT INTO t VALUES (2)")
+    for call in (lambda: source.latest(end), lambda: source.plan(start, end)):
+        with pytest.raises(TargetUnavailable, match="there is no publication"):
+            call()
+    published.do("CREATE PUBLICATION t FOR TABLE t")
+    published.do("INSERT INTO t VALUES (3)")
+    with pytest.raises(DataLost, match="was not there when some of the changes were made"):
+        source.latest(end)
+    assert [json.loads(row["new"])["id"] for row in rows_of(source, start, end)] == [1]
+
+
+def test_values_are_written_alike_whatever_a_session_is_set_to(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.do(
+        "ALTER TABLE t ADD w timestamptz, ADD d date, ADD f float8, ADD x bytea, ADD i interval, ADD r regclass",
+        "INSERT INTO t VALUES (1, 'a', 1, '2024-02-29 12:00:00+00', '2024-02-03', 0.1::float8 + 0.2, '\\x00ff', '26 hours', 't')",
+    )
+    first = published.changes("new")
+    close_idle()
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+    others = (
+        "DateStyle=SQL,DMY",
+        "extra_float_digits=-3",
+        "bytea_output=escape",
+        "IntervalStyle=postgres",
+        "search_path=public",
+    )
+    monkeypatch.setenv("PGOPTIONS", " ".join(f"-c {setting}" for setting in others))
+
+    assert published.changes("new") == first
+    close_idle()
+
+
+def test_limits_of_a_role_do_not_stop_it_and_encodings_do_not_count(published: Published) -> None:
+    published.do("INSERT INTO t SELECT generate_series(1, 50000)")
+    dsn = psycopg.conninfo.make_conninfo(published.dsn, options="-c statement_timeout=30", client_encoding="latin1")
+    source = PostgresLog(dsn, published.name, published.name)
+    start = source.earliest()
+    end = source.latest(start)
+
+    assert len(rows_of(source, start, end)) == 50_000
+
+    source.acknowledge(end)
+    assert source.earliest() == end
+
+
+def test_a_slot_that_waits_for_an_open_transaction_is_not_waited_for_without_end(published: Published) -> None:
+    name = f"{published.name[:50]}_second"
+    source = PostgresLog(published.dsn, published.name, name, lock_timeout_ms=500, request_timeout_ms=500)
+    with psycopg.connect(published.dsn) as writer:
+        writer.execute(f"INSERT INTO {published.name} VALUES (1)".encode())
+        begun = time.monotonic()
+        with pytest.raises(TargetUnavailable, match="lock"):
+            source.earliest()
+        assert time.monotonic() - begun < 20
+    assert source.earliest()
+    ask(published.dsn, "SELECT pg_drop_replication_slot(%s)", name)
 
 
 def test_what_is_gone_or_wrong_is_named(published: Published) -> None:
     source = published.source()
     start = source.earliest()
+    later = json.dumps({**json.loads(start), "lsn": "FF/0"})
+    with pytest.raises(DataLost, match=r"the server's log ends at .*, and was read up to FF/0: it was set back"):
+        source.latest(later)
+    for other in ({"system": "1"}, {"timeline": 7}):
+        with pytest.raises(DataLost, match="a standby has taken over, a backup was restored, or it is another server"):
+            source.latest(json.dumps({**json.loads(start), **other}))
     ask(published.dsn, "SELECT pg_drop_replication_slot(%s)", published.name)
-    for call in (source.newest, lambda: source.latest(start), lambda: source.plan(start, '{"lsn": "FF/0"}')):
+    for call in (lambda: source.latest(start), lambda: source.plan(start, later)):
         with pytest.raises(DataLost, match=f"the slot {published.name} is gone"):
             call()
+    published.do("INSERT INTO t VALUES (1)")
+    assert source.newest()  # makes it: Spark asks for it before it asks where to begin
+    with pytest.raises(DataLost, match=f"the slot {published.name} is at .*, and changes from"):
+        source.latest(start)
+    ask(published.dsn, "SELECT pg_drop_replication_slot(%s)", published.name)
     with pytest.raises(TargetUnavailable, match="there is no publication 'nobody'"):
         PostgresLog(published.dsn, "nobody", "nobody").earliest()
-    ask(published.dsn, "SELECT pg_create_physical_replication_slot(%s)", published.name)
-    with pytest.raises(OptionError, match="no logical slot of this database with the plugin pgoutput"):
-        source.earliest()
+    for make in ("physical_replication_slot(%s)", "logical_replication_slot(%s, 'pgoutput', false, true)"):
+        ask(published.dsn, f"SELECT pg_create_{make}", published.name)
+        with pytest.raises(OptionError, match="no logical slot of this database with the plugin pgoutput"):
+            source.earliest()
+        ask(published.dsn, "SELECT pg_drop_replication_slot(%s)", published.name)
     with pytest.raises(Unreadable, match="is none of a change log"):
         source.latest('{"position": 3}')
     for publication, slot, says in (("p", "Slot", "slot is 'Slot'"), ("", "s", "publication is empty")):
@@ -264,6 +363,8 @@ def test_changes_stream_through_spark_once_over_restarts_and_replays(
         query = rows.writeStream.format("twophase-files").option("checkpointLocation", str(place.checkpoint))
         run(query.trigger(availableNow=True).start(str(place.table)))
 
+    ask(published.dsn, "SELECT pg_drop_replication_slot(%s)", published.name)
+    follow()  # makes the slot
     for first in (1, 11):
         for at in range(first, first + 4):
             published.do(f"INSERT INTO t VALUES ({at}), ({at + 100})")

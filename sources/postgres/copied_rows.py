@@ -15,21 +15,18 @@ import pyarrow.csv
 from twophase.clients.postgres.database import Connection
 from twophase.errors import Unreadable
 from twophase.sources.postgres.column_types import ReadColumn
+from twophase.sources.postgres.text_form import pin
 
 read_csv: Any = pyarrow.csv.read_csv  # the stubs know of files alone
 
 _BLOCK_BYTES = 4 * 1024 * 1024
-_SETTINGS = """
-SELECT set_config('DateStyle', 'ISO, YMD', true), set_config('TimeZone', 'UTC', true),
-       set_config('extra_float_digits', '1', true), set_config('IntervalStyle', 'iso_8601', true),
-       set_config('synchronize_seqscans', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)
-"""
-"""How values are written; and that rows come in the order in which they lie, each time."""
+_AS_THEY_LIE = {"synchronize_seqscans": "off", "max_parallel_workers_per_gather": "0"}
+"""Rows come in the order in which they lie, each time."""
 
 
 def copied(connection: Connection, columns: Sequence[ReadColumn], selected_from: str) -> Iterator[pa.RecordBatch]:
     """The columns of `SELECT … selected_from`, which is SQL with everything in it quoted."""
-    connection.execute(_SETTINGS)
+    pin(connection, **_AS_THEY_LIE)
     select = f"SELECT {', '.join(column.sql for column in columns)} {selected_from}"
     block, size = list[bytes](), 0
     with connection.cursor().copy(f"COPY ({select}) TO STDOUT (FORMAT csv)".encode()) as rows:

@@ -112,10 +112,10 @@ class Database:
             pause_s, is_first = min(max(2 * pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S), False
 
     def _connected(self) -> Connection:
+        settings = {**self.dsn.settings(), "client_encoding": "utf8"}
         connection: Connection = psycopg.connect(
-            **self.dsn.settings(),  # type: ignore[arg-type]
+            **settings,  # type: ignore[arg-type]
             prepare_threshold=None,  # behind a pooler a prepared statement may be another session's
-            client_encoding="utf8",
         )
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         connection.read_only = False
