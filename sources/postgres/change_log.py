@@ -152,7 +152,7 @@ class PostgresLog(Source[LogSplit]):
     def earliest(self) -> str:
         """Where the slot is; it is made, if it is not there."""
         self._make()
-        return self._database.run(self._peeked, doing=self._doing).start.to_text()
+        return self._database.run(self._found, doing=self._doing).to_text()
 
     def newest(self) -> str:
         # Spark asks for it before it asks where to begin. One that is gone is made anew, and noticed by `latest`.
@@ -312,7 +312,9 @@ class PostgresLog(Source[LogSplit]):
         found = connection.execute(
             "SELECT slot_type, plugin, database = current_database(), two_phase, (confirmed_flush_lsn - '0/0')::text, "
             "coalesce(wal_status = 'lost', false), (SELECT system_identifier::text FROM pg_control_system()), "
-            "(SELECT timeline_id FROM pg_control_checkpoint()) FROM pg_replication_slots WHERE slot_name = %s",
+            # The name of the file that is being written begins with the timeline; the control file lags behind a promotion.
+            "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int "
+            "FROM pg_replication_slots WHERE slot_name = %s",
             (self._slot,),
         ).fetchone()
         if found is None:

@@ -169,12 +169,11 @@ class PostgresVersions(Source[VersionsSplit]):
         """Nothing: versions stay."""
 
     def _now(self) -> VersionsOffset:
-        def work(connection: Connection) -> VersionsOffset:
-            table = self._table(connection)
-            pointer = pointer_of(connection, self._name)
-            return VersionsOffset(_NOTHING if pointer is None else pointer, table)
+        return self._database.run(self._seen_by, doing=f"asking how far {self._name} is")
 
-        return self._database.run(work, doing=f"asking how far {self._name} is")
+    def _seen_by(self, connection: Connection) -> VersionsOffset:
+        table, pointer = self._table(connection), pointer_of(connection, self._name)
+        return VersionsOffset(_NOTHING if pointer is None else pointer, table)
 
     def _admitted(self, begin: int, end: int, limit: ReadLimit) -> int:
         """As many epochs as the limits allow, and one at least."""
@@ -203,13 +202,10 @@ class PostgresVersions(Source[VersionsSplit]):
         return self._database.run(question, doing=f"planning epochs {begin.position + 1} to {until.position}")
 
     def _plan(self, begin: VersionsOffset, until: VersionsOffset, connection: Connection) -> list[VersionsSplit]:
-        table = self._table(connection)
-        pointer = pointer_of(connection, self._name)
-        now = VersionsOffset(_NOTHING if pointer is None else pointer, table)
+        now = self._seen_by(connection)
         self._require_same(begin, now)
         self._require_same(until, now)
         after, last = begin.position, until.position
-        pages_each = max(1, self._options.split_bytes // _PAGE_BYTES)
         found = _counted(connection, versions_of(self._name), after, last)
         committed = rows_of(connection, self._name, after=after, until=last)
         first = first_recorded(connection, self._name)
@@ -219,13 +215,14 @@ class PostgresVersions(Source[VersionsSplit]):
         for position, page, rows in found:
             pages[page] = pages.get(page, 0) + rows
             epochs.setdefault(page, set()).add(position)
-        pages_each = max(1, min(pages_each, -(-len(pages) // self._options.parallelism)))
-        file = _file_of(connection, table)
-        numbers = sorted(pages)
+        most = self._options.split_bytes // _PAGE_BYTES
+        pages_each = max(1, min(most, -(-len(pages) // self._options.parallelism)))
+        # Whoever counts holds the table to the end of the transaction: this is the file whose pages were counted.
+        file, numbers = _file_of(connection, now.table), sorted(pages)
         cuts = [numbers[at : at + pages_each] for at in range(0, len(numbers), pages_each)]
         return [
             VersionsSplit(
-                table,
+                now.table,
                 file,
                 after,
                 last,
@@ -259,10 +256,8 @@ class PostgresVersions(Source[VersionsSplit]):
                 f"FROM {versions_of(self._name).sql} WHERE {position} > {split.after} AND {position} <= {split.until} "
                 f"AND ctid >= '({split.first_page},0)'::tid AND ctid < '({split.end_page},0)'::tid"
             )
-            if (
-                split.epochs > 1
-            ):  # pages that were emptied are filled again, so an older epoch may lie behind a newer one
-                where += f" ORDER BY {position}, ctid"
+            # Pages that were emptied are filled again, so that an older epoch may lie behind a newer one.
+            where += f" ORDER BY {position}, ctid" if split.epochs > 1 else ""
             for batch in copied(connection, columns, where):
                 rows += batch.num_rows
                 yield batch
