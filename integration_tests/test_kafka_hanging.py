@@ -6,6 +6,7 @@ a transaction in a partition that the coordinator was never told of, which old b
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -115,3 +116,20 @@ def test_a_transaction_that_is_open_or_somebody_elses_is_left_alone(lax_server: 
     finish_if_stuck(hanging.control, f"{hanging.prefix}/q/s/", [hanging.topic])
     assert hanging.values() == [b"hanging"]
     assert [r.value() for r in committed_records(hanging.bootstrap, hanging.told)] == [b"told", b"goes on"]
+
+
+def test_what_hangs_is_looked_for_after_trouble_and_otherwise_now_and_then(
+    lax_server: Server[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = Hanging(lax_server.endpoint, commit=True)
+    prefix, place = f"{hanging.prefix}/q/s/", [hanging.told]
+    finish_if_stuck(hanging.control, prefix, place)  # nothing is open there, and that is remembered
+    place.append(hanging.topic)
+
+    monkeypatch.setattr(hanging.control, "troubled_at", time.monotonic() - 1000)
+    finish_if_stuck(hanging.control, prefix, place)
+    assert hanging.is_open()
+
+    monkeypatch.setattr(hanging.control, "troubled_at", time.monotonic())
+    finish_if_stuck(hanging.control, prefix, place)
+    assert not hanging.is_open()

@@ -24,6 +24,7 @@ from twophase.errors import (
 )
 from twophase.identity import Owner
 from twophase.sink import Outcome
+from twophase.sinks.kafka.producer import Producer
 from twophase.sinks.kafka.sink import KafkaSink
 from twophase.sinks.kafka.transactional_id import CIRCLE
 from twophase.testing.framing import kafka_frames, kafka_request
@@ -435,3 +436,18 @@ def test_a_broker_that_is_alone_with_settings_for_three_is_told_so(tmp_path: Pat
             SinkSteps(TopicUnderTest(server.endpoint)).prepare(0)
         close_clients()
     assert "transaction.state.log.replication.factor of the brokers is 3, and there are only 1" in str(caught.value)
+
+
+def test_a_transaction_begins_at_once_and_not_after_half_a_second(target: TopicUnderTest) -> None:
+    """The library looks for a coordinator again after 500 ms, if it has no connection when it looks first."""
+    seconds = []
+    for number in range(20):
+        told = {"bootstrap.servers": target.bootstrap, "transactional.id": f"{target.prefix}/begun-{number % 4}"}
+        producer = Producer(told, patience_s=30)
+        began = time.monotonic()
+        producer.begin(target.topic)
+        seconds.append(time.monotonic() - began)
+        producer.abort()
+        producer.drop()
+
+    assert len([each for each in seconds if each > 0.45]) < 4, seconds

@@ -33,11 +33,14 @@ _DOT = ord(".")
 _EMPTY = "%"
 _CUT = "%-"
 _DIGEST_DIGITS = 32
+_PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})+")
 
 
 def escape(name: str) -> str:
     """`name` as one path component; reversible by `unescape` unless it had to be cut."""
+    if _PLAIN.fullmatch(name):
+        return name  # nearly all are, and some are asked for with every request to a target
     # A lone surrogate has no UTF-8 form, but an option can hold one: every text must have a result, and its own.
     data = name.encode("utf-8", "surrogatepass")
     last = len(data) - 1

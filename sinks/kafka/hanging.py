@@ -11,6 +11,7 @@ partitions, and `kafka-transactions.sh abort` too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 
@@ -22,7 +23,10 @@ from twophase.log import Log
 OFFSETS = "__consumer_offsets"
 _ENDED = {"CompleteCommit": True, "CompleteAbort": False}
 _LOOKS_AGAIN_AFTER_S = 30.0
+_COMPARES_AGAIN_AFTER_S = 5.0
+_TROUBLE_LASTS_S = 60.0
 _looked: dict[str, float] = {}
+_compared: dict[str, float] = {}
 
 log = Log("twophase.sinks.kafka")
 
@@ -54,7 +58,16 @@ def finish_hanging(control: ControlClient, prefix: str, topics: Collection[str])
 
 def finish_if_stuck(control: ControlClient, prefix: str, topics: Collection[str]) -> None:
     """The same, if topics have something open at all, and nobody has looked for some time: others may write there too. The epoch
-    is committed: that it can't be looked, for lack of a right, is no reason to call it anything else."""
+    is committed: that it can't be looked, for lack of a right, is no reason to call it anything else.
+
+    Whether something is open is asked after trouble with brokers, without which nothing hangs, and otherwise now and then."""
+    asked = time.monotonic()
+    if (
+        asked - control.troubled_at > _TROUBLE_LASTS_S
+        and asked - _compared.get(prefix, -math.inf) < _COMPARES_AGAIN_AFTER_S
+    ):
+        return
+    _compared[prefix] = asked
     partitions = _partitions(control, topics)
     if control.offsets(partitions, LATEST) == control.offsets(partitions, LATEST, committed=True):
         return

@@ -36,7 +36,7 @@ class MarkerPlace:
     partitions: int
 
     def group(self, slot: int) -> str:
-        return self._group(slot // self.partitions)
+        return f"{names_of(self.prefix, self.owner)}{slot // self.partitions}"
 
     def partition(self, slot: int) -> int:
         return slot % self.partitions
@@ -52,7 +52,8 @@ class MarkerPlace:
     def read(self, control: ControlClient, *, stable: bool, patience_s: float | None = None) -> dict[int, Marker]:
         """Every slot's newest marker. All groups are asked at once: any of them may be empty, where its slots have died."""
         markers: dict[int, Marker] = {}
-        groups = list(map(self._group, range(GROUPS)))
+        begins = names_of(self.prefix, self.owner)
+        groups = [f"{begins}{number}" for number in range(GROUPS)]
         for group, offsets in control.committed(groups, self.topic, stable=stable, patience_s=patience_s).items():
             for committed in offsets.values():
                 slot, marker = self._marker(committed, group)
@@ -61,9 +62,6 @@ class MarkerPlace:
                 if known is None or known.epoch.number < marker.epoch.number:
                     markers[slot] = marker
         return markers
-
-    def _group(self, number: int) -> str:
-        return f"{names_of(self.prefix, self.owner)}{number}"
 
     def _marker(self, committed: Committed, group: str) -> tuple[int, Marker]:
         try:

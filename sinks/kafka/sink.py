@@ -222,13 +222,17 @@ class KafkaSink(Sink[KafkaHandle]):
 
     def alive(self, order: CommitOrder[KafkaHandle]) -> Mapping[int, str]:
         found = self._control().describe([share.handle.transactional_id for share in order.shares])
-        markers = self._markers(order.owner, stable=False)
         timeout_ms, now_ms = self._options.transaction_timeout_ms, time.time_ns() // 1_000_000
-        return {
+        ailing = {
             share.slot: why
-            for share in hidden(order, markers)
+            for share in order.shares
             if (why := _ailment(share.handle, found.get(share.handle.transactional_id), timeout_ms, now_ms))
         }
+        if not ailing:
+            return {}
+        # What a revision keeps is visible, and its transaction long ended.
+        waiting = {share.slot for share in hidden(order, self._markers(order.owner, stable=False))}
+        return {slot: why for slot, why in ailing.items() if slot in waiting}
 
     def commit(self, order: CommitOrder[KafkaHandle]) -> Outcome:
         losers = self._losers(order)  # before the markers are read: see there

@@ -97,6 +97,8 @@ class ControlClient:
         self._metadata = require("kafka.protocol.metadata", "kafka")
         self._consumer = require("kafka.protocol.consumer", "kafka")
         self._admin = self._connected(settings)
+        self.troubled_at = time.monotonic()
+        """When a request last had to be tried again; at first, when it was connected: what was before is not known."""
 
     def _connected(self, settings: Mapping[str, Any]) -> Any:
         """In growing steps: what no patience helps against is said after the first."""
@@ -439,6 +441,7 @@ class ControlClient:
                     raise self._refused(error, needs) from None
                 if time.monotonic() > deadline:
                     raise self._gave_up(error, patience_s) from None
+            self.troubled_at = time.monotonic()
             self._forget(keys, kind)
             pauses.take()
 
