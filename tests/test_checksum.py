@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -26,6 +26,15 @@ PROPERTY = settings(deadline=None)
 ALPHABET = "aB \0ßé€𝄞"
 
 array: Any = pa.array  # the stubs know only part of what it takes
+
+
+@pytest.fixture(scope="module", params=["C", "numpy"], autouse=True)
+def _loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything holds with and without the extension."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(checksum, "native", None)
+        yield
 
 
 def value_of(*batches: pa.RecordBatch) -> str:

@@ -16,7 +16,8 @@ Equal values are equal however Arrow lays them out: slices and offsets, dictiona
 `large_string` or `string_view`, the time zone of a timestamp (it is the session's, not the data's) and the order of a
 map's entries make no difference. Floats are taken by their bits. The names of columns do not count, their order does.
 
-All is done by numpy on whole columns. Memory is bounded for long strings, which are taken in blocks; a row with a huge
+All is done by numpy on whole columns; the two innermost loops in C, where `_row_hashes` could be built when twophase was installed
+(one fifth of the time for rows of 112 bytes). Memory is bounded for long strings, which are taken in blocks; a row with a huge
 list needs about 50 bytes for each of its elements.
 """
 
@@ -32,6 +33,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
+
+try:
+    from twophase import _row_hashes as native
+except ImportError:  # there was no compiler where twophase was installed
+    native = None  # type: ignore[assignment]
 
 Words = npt.NDArray[np.uint64]  # hashes have the shape (lanes, values)
 Indexes = npt.NDArray[np.int64]
@@ -132,8 +138,12 @@ def _bind(columns: Sequence[pa.Array[Any]], rows: int, tag: Words) -> Words:
     """One hash a row, of its values in their order."""
     state = np.repeat(tag, rows, axis=1)
     for column in columns:
-        state += _hash(column)
-        _mix(state)
+        hashes = _hash(column)
+        if native is not None:
+            native.mix_into(state, np.ascontiguousarray(hashes))
+        else:
+            state += hashes
+            _mix(state)
     return state
 
 
@@ -213,6 +223,10 @@ def _hash_fixed_bytes(array: pa.Array[Any], kind: str) -> Words:
 
 def _hash_bytes(data: npt.NDArray[np.uint8], offsets: Indexes, tag: Words) -> Words:
     """Byte strings, cut into blocks: a value's hash is the sum of its blocks' hashes, each bound to where it ends."""
+    if native is not None:
+        hashes = np.empty((_LANES, len(offsets) - 1), np.uint64)
+        native.hash_bytes(data, offsets, _BLOCK_LOWS, _BLOCK_HIGHS, _LENGTH, tag, hashes)
+        return hashes
     sizes = np.diff(offsets)
     if int(sizes.max()) <= _BLOCK_BYTES:
         return _hash_short_bytes(data, offsets[:-1], sizes, tag)
