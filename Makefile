@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test test-servers check lint types borders format docs model crash-matrix kafka-copy bench demo clean venv java
+.PHONY: help test test-kit test-servers check lint types borders format docs model crash-matrix kafka-copy bench demo clean venv java
 
 ARGS ?=
 TARGET ?=
@@ -23,12 +23,15 @@ PYTEST := "$(BIN)/python" -m pytest -o cache_dir="$(CACHE)/pytest"
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo 'ARGS="..." is passed on by test, test-servers and model; EXTRAS=dev leaves the vendor clients out.'
+	@echo 'ARGS="..." is passed on by test, test-kit, test-servers and model; EXTRAS=dev leaves the vendor clients out.'
 	@echo 'Environment and caches: $(CACHE)'
 
 # Three at a time on two cores: half of the tests wait for Spark to start. What shares a session or a server stays together: conftest.py.
 test: venv ## run the tests that need nothing but Java; a quarter of an hour or more
-	$(PYTEST) -n 3 -m "not servers" $(ARGS)
+	$(PYTEST) -n 3 -m "not servers and not kit" $(ARGS)
+
+test-kit: venv ## run the tests of what tests: suites on sinks with mistakes, the model's reductions; five minutes
+	$(PYTEST) -n 3 -m kit $(ARGS)
 
 test-servers: venv ## run the tests on Kafka, PostgreSQL, HDFS and Pravega, which they fetch and start; twenty minutes
 	$(PYTEST) -n 3 -m servers $(ARGS)

@@ -12,6 +12,8 @@ import pytest
 from twophase.testing.call_stops import Stop, stopping, stopping_in
 from twophase.testing.other_process import OtherProcess, answer_of, stop
 
+pytestmark = pytest.mark.kit
+
 written: list[int] = []
 
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from twophase.testing import checkers
 from twophase.testing.checkers import Exact, History, Read, Slots, violations
 
+pytestmark = pytest.mark.kit
+
 Checker = Callable[[History], list[str]]
 
 WRITTEN: dict[int, Slots] = {0: [[1, 2], [3]], 1: [[4, 5]], 2: [[6]]}

@@ -40,6 +40,8 @@ from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.sink_suite import SinkSuite, SinkTarget
 from twophase.testing.source_suite import UNITS, SourceOrigin, SourceSuite
 
+pytestmark = pytest.mark.kit
+
 # ---- running one test of the suite on one of them ----
 
 

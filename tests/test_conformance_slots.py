@@ -15,6 +15,8 @@ from twophase.identity import Owner
 from twophase.sink import Share
 from twophase.testing.sink_suite import SinkSuite, SinkTarget
 
+pytestmark = pytest.mark.kit
+
 
 class NamedTopic(Topic):
     """A topic that is its name when it is pickled, as a server's is."""

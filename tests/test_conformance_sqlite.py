@@ -17,6 +17,8 @@ from twophase.identity import Owner
 from twophase.sink import Share
 from twophase.testing.sink_suite import SinkSuite, SinkTarget
 
+pytestmark = pytest.mark.kit
+
 
 class OrdersTable(SinkTarget):
     """A table of a database, made as its owner would make it."""

@@ -10,6 +10,8 @@ from tests.mistakes.sqlite_upserts import Upserts
 from tests.test_conformance_sqlite import OrdersTable
 from twophase.testing.sink_suite import SinkSuite
 
+pytestmark = pytest.mark.kit
+
 
 class KeysTable(OrdersTable):
     many_failures = 10

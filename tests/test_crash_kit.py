@@ -26,6 +26,8 @@ from twophase.testing.crash.run import LONGEST_CHAIN, groups, run_cells
 from twophase.testing.crash.target import CrashTarget, Surroundings, load, path_of
 from twophase.testing.crash.victim import require_own
 
+pytestmark = pytest.mark.kit
+
 
 class Sleeper:
     """A driver that is said to have come to its step, and ends as a test says."""

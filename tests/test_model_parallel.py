@@ -21,6 +21,8 @@ from tests.model.seen import Met
 from tests.model.spark import Setup
 from tests.model.state import Scenario
 
+pytestmark = pytest.mark.kit
+
 ONE_EPOCH = Setup(0, epochs=1, slots=1)
 LATE = Scenario(ONE_EPOCH, max_faults=2, kinds=frozenset({"crash", "late request", "late twin"}))
 SCENARIOS = (

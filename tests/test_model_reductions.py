@@ -18,6 +18,8 @@ from tests.model.spark import Setup
 from tests.model.state import Scenario
 from twophase.sinks.heap import HeapState
 
+pytestmark = pytest.mark.kit
+
 ONE_EPOCH, TWO_EPOCHS = Setup(0, epochs=1, slots=1), Setup(0, epochs=2, slots=1)
 SURGERY = frozenset({"rewound", "restored", "emptied", "moved", "copied", "taken over"})
 SMALL = (

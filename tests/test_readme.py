@@ -39,7 +39,7 @@ def test_the_example_without_spark_runs_and_prints_what_its_page_says(tmp_path: 
 
 def test_the_readme_shows_two_commands_and_continuous_integration_runs_the_tests() -> None:
     assert blocks(section(README.read_text("utf-8"), "See it, check it"), "sh") == ["make demo\n", "make test\n"]
-    assert "step make test\nstep make test-servers\n" in (ROOT / ".ci" / "run").read_text("utf-8")
+    assert "step make test\nstep make test-kit\nstep make test-servers\n" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

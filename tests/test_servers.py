@@ -29,6 +29,8 @@ from twophase.testing.servers.process import Command, ProcessPart
 from twophase.testing.servers.server import NotOurServer, Server, ServerUnavailable, Way
 from twophase.testing.servers.vendor import Vendor, choose
 
+pytestmark = pytest.mark.kit
+
 ROOT = Path(__file__).resolve().parent.parent
 WITHIN_S = 30.0
 LISTEN = (

@@ -17,6 +17,8 @@ import pytest
 from twophase.testing.framing import kafka_frames, kafka_request, postgres_messages
 from twophase.testing.tcp_proxy import Direction, Fault, TcpProxy
 
+pytestmark = pytest.mark.kit
+
 WITHIN_S = 30.0
 
 
