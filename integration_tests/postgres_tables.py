@@ -138,6 +138,22 @@ class VersionsUnderTest(TableUnderTest):
         return hidden_in(self.dsn, self.table)
 
 
+class VersionKeysUnderTest(VersionsUnderTest):
+    """Upserts with versions, of which few are kept, into a table that gets the columns that it lacks."""
+
+    def sink(self) -> PostgresSink:
+        return PostgresSink(
+            self.dsn,
+            self.table,
+            mode="mvcc",
+            write_mode="upsert",
+            key_columns=[VALUE],
+            create_table=True,
+            schema_change="add",
+            retain_epochs=1,
+        )
+
+
 class PreparedUnderTest(TableUnderTest):
     """The same in the mode xa: what is not visible are prepared transactions."""
 

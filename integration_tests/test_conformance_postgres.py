@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from integration_tests.postgres_tables import KeysUnderTest, PreparedUnderTest, TableUnderTest, VersionsUnderTest
+from integration_tests.postgres_tables import (
+    KeysUnderTest,
+    PreparedUnderTest,
+    TableUnderTest,
+    VersionKeysUnderTest,
+    VersionsUnderTest,
+)
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_suite import SinkSuite
 
@@ -29,6 +35,12 @@ class TestPostgresVersions(SinkSuite):
     @pytest.fixture
     def target(self, postgres_server: Server[str]) -> VersionsUnderTest:
         return VersionsUnderTest(postgres_server.endpoint)
+
+
+class TestPostgresUpsertedVersions(SinkSuite):
+    @pytest.fixture
+    def target(self, postgres_server: Server[str]) -> VersionKeysUnderTest:
+        return VersionKeysUnderTest(postgres_server.endpoint)
 
 
 class TestPostgresPrepared(SinkSuite):

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
-from integration_tests.postgres_tables import VersionsUnderTest, ask
+from integration_tests.postgres_tables import VersionKeysUnderTest, VersionsUnderTest, ask
+from twophase.sinks.postgres.sink import PostgresSink
 from twophase.sources import PostgresLog, PostgresVersions
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
@@ -27,7 +29,7 @@ class VersionsOrigin(SourceOrigin):
     many_units = 60  # each is an epoch of a table
 
     def __init__(self, dsn: str):
-        self.target = VersionsUnderTest(dsn)
+        self.target: VersionsUnderTest = VersionsUnderTest(dsn)
         self.steps = SinkSteps(self.target)
         self.units = 0
         self.steps.prepare(0)
@@ -54,6 +56,45 @@ class TestPostgresVersions(SourceSuite):
     @pytest.fixture
     def origin(self, postgres_server: Server[str]) -> VersionsOrigin:
         return VersionsOrigin(postgres_server.endpoint)
+
+
+class _NumberedRows(VersionKeysUnderTest):
+    """Each row has a key of its own, whatever its number is: equal rows are two."""
+
+    keys = 0
+
+    def sink(self) -> PostgresSink:
+        return PostgresSink(
+            self.dsn, self.table, mode="mvcc", write_mode="upsert", key_columns=["key"], create_table=True
+        )
+
+    def batch(self, values: Sequence[int]) -> pa.RecordBatch:
+        self.keys += len(values)
+        return pa.record_batch({"key": pa.array(range(self.keys - len(values), self.keys), pa.int64())}).append_column(
+            "value", pa.array(values, pa.int64())
+        )
+
+
+class UpsertedOrigin(VersionsOrigin):
+    """A unit is an epoch of an upserted table; what it has changed is read."""
+
+    def __init__(self, dsn: str):
+        self.target = _NumberedRows(dsn)
+        self.steps = SinkSteps(self.target)
+        self.units = 0
+        self.steps.prepare(0)
+
+    def source(self) -> PostgresVersions:
+        return PostgresVersions(self.target.dsn, self.target.table, delete_column="gone")
+
+    def split_in(self, tasks: int) -> PostgresVersions:
+        return PostgresVersions(self.target.dsn, self.target.table, delete_column="gone", parallelism=tasks)
+
+
+class TestPostgresUpsertedVersions(SourceSuite):
+    @pytest.fixture
+    def origin(self, postgres_server: Server[str]) -> UpsertedOrigin:
+        return UpsertedOrigin(postgres_server.endpoint)
 
 
 class LogOrigin(SourceOrigin):

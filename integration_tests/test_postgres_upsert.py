@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import twophase
-from integration_tests.postgres_tables import POINTS, TableUnderTest, ask, staged_in
+from integration_tests.postgres_tables import POINTS, TableUnderTest, ask, hidden_in
 from integration_tests.streams import Place, orders, run, write_by
 from twophase.errors import NotCommitted, OptionError, SchemaMismatch, TargetUnavailable
 from twophase.sink import CommitOrder, Outcome
@@ -30,9 +30,19 @@ Change = tuple[int, str | None]
 class Upserted(TableUnderTest):
     """Keys, each with a text. Where a test gives numbers alone, each is a key."""
 
+    mode: Literal["wal", "mvcc"] = "wal"
+    retain_epochs: int | None = None
+
     def sink(self) -> PostgresSink:
         return PostgresSink(
-            self.dsn, self.table, write_mode="upsert", key_columns=["value"], delete_column="gone", create_table=True
+            self.dsn,
+            self.table,
+            mode=self.mode,
+            write_mode="upsert",
+            key_columns=["value"],
+            delete_column="gone",
+            create_table=True,
+            retain_epochs=self.retain_epochs,
         )
 
     def batch(self, values: Sequence[int]) -> pa.RecordBatch:
@@ -47,9 +57,32 @@ class Upserted(TableUnderTest):
         )
 
     def now(self) -> dict[int, str]:
-        rows = ask(self.dsn, f"SELECT value, text FROM {self.table}")
-        assert len(rows) == len(dict(rows))
+        return self._found(self.table)
+
+    def _found(self, selected_from: str) -> dict[int, str]:
+        rows = ask(self.dsn, f"SELECT value, text FROM {selected_from}")
+        assert len(rows) == len(dict(rows)), "a key is there twice"
         return dict(rows)
+
+
+class UpsertedVersions(Upserted):
+    """The same in the mode mvcc."""
+
+    mode = "mvcc"
+
+    def residue(self) -> Sequence[str]:
+        return hidden_in(self.dsn, self.table)
+
+    def as_of(self, epoch: int) -> dict[int, str]:
+        return self._found(f"{self.table}_as_of({epoch})")
+
+
+@pytest.fixture(params=[Upserted, UpsertedVersions], ids=["wal", "mvcc"])
+def in_each_mode(request: pytest.FixtureRequest, postgres_server: Server[str]) -> Upserted:
+    """For what must hold however an epoch is committed."""
+    made = request.param(postgres_server.endpoint)
+    assert isinstance(made, Upserted)
+    return made
 
 
 @pytest.fixture
@@ -72,8 +105,9 @@ def decided(steps: SinkSteps, number: int, *slots: Sequence[Sequence[Change]]) -
     return steps.order(plan, *shares)
 
 
-def test_the_newest_row_of_a_key_is_what_the_table_has(steps: SinkSteps, target: Upserted) -> None:
+def test_the_newest_row_of_a_key_is_what_the_table_has(in_each_mode: Upserted) -> None:
     """Over epochs: inserted, replaced, deleted, inserted again; a key that was never there is deleted too."""
+    target, steps = in_each_mode, SinkSteps(in_each_mode)
     epochs: list[tuple[list[Change], dict[int, str]]] = [
         ([(1, "a"), (2, "b"), (9, None)], {1: "a", 2: "b"}),
         ([(2, "c"), (3, "d")], {1: "a", 2: "c", 3: "d"}),
@@ -90,9 +124,8 @@ def test_the_newest_row_of_a_key_is_what_the_table_has(steps: SinkSteps, target:
     assert list(target.residue()) == []
 
 
-def test_of_rows_with_one_key_in_an_epoch_the_last_of_the_highest_slot_counts(
-    steps: SinkSteps, target: Upserted
-) -> None:
+def test_of_rows_with_one_key_in_an_epoch_the_last_of_the_highest_slot_counts(in_each_mode: Upserted) -> None:
+    target, steps = in_each_mode, SinkSteps(in_each_mode)
     order = decided(
         steps,
         0,
@@ -106,7 +139,8 @@ def test_of_rows_with_one_key_in_an_epoch_the_last_of_the_highest_slot_counts(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_epochs_give_what_a_dictionary_gives(steps: SinkSteps, target: Upserted, seed: int) -> None:
+def test_random_epochs_give_what_a_dictionary_gives(in_each_mode: Upserted, seed: int) -> None:
+    target, steps = in_each_mode, SinkSteps(in_each_mode)
     chance, expected = random.Random(seed), dict[int, str]()
     for number in range(12):
         slots = []
@@ -257,11 +291,13 @@ def test_a_role_that_may_only_insert_is_told_what_it_lacks(steps: SinkSteps, tar
 
 
 def test_a_running_count_by_exactly_once_is_what_a_batch_counts(
-    spark: SparkSession, place: Place, postgres_server: Server[str]
+    spark: SparkSession, place: Place, in_each_mode: Upserted
 ) -> None:
     """Aggregations in update mode: each epoch has the keys that changed."""
-    target = Upserted(postgres_server.endpoint)
-    sink = PostgresSink(target.dsn, target.table, write_mode="upsert", key_columns=["k"], create_table=True)
+    target = in_each_mode
+    sink = PostgresSink(
+        target.dsn, target.table, mode=target.mode, write_mode="upsert", key_columns=["k"], create_table=True
+    )
     place.add_orders(4)
     counts = orders(spark, place, files_per_epoch=1).selectExpr("id % 7 AS k").groupBy("k").count()
     for _ in range(2):
@@ -269,4 +305,4 @@ def test_a_running_count_by_exactly_once_is_what_a_batch_counts(
         place.forget_commit(3)
     expected = {key: len([i for i in place.ids if i % 7 == key]) for key in range(7)}
     assert dict(ask(target.dsn, f"SELECT k, count FROM {target.table}")) == expected
-    assert staged_in(target.dsn, target.table) == []
+    assert list(target.residue()) == []

@@ -4,7 +4,8 @@
 `markers`          the epoch that each owner has in each table. Its row is also the lock that a commit takes first
 `generations`      the newest generation of each ledger: tasks of older ones can't stage any more
 `staged`           one row for each share that a task has voted for, with the name of its staging table, if it has rows
-`lines`            mode mvcc: the newest epoch that a table's readers see, and whose it is. Its row is the lock of that mode
+`lines`            mode mvcc: the newest epoch that a table's readers see, the first that they can go back to, and whose it is.
+                   Its row is the lock of that mode
 `attempts`         mode mvcc: one row for each share that is in a versions table and not visible; its number is on its rows
 `epochs`           mode mvcc: how many rows each epoch of a table has
 `slots`            mode xa: one row for each share, in its transaction: as long as nobody sees the rows, nobody sees this one
@@ -29,8 +30,9 @@ from twophase.identity import Attempt, Epoch, Generation, Owner
 from twophase.sink import Marker
 
 SCHEMA = CONTROL_SCHEMA
-LAYOUT = 2
-"""2 has `epochs`. What an older release made is completed when a query starts."""
+LAYOUT = 3
+"""2 has `epochs`; 3 has `kept_from` in `lines`, and `versions` in `attempts`. What an older release made is completed when a query
+starts."""
 CREATE = f"""\
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 CREATE TABLE IF NOT EXISTS {SCHEMA}.layout (version integer PRIMARY KEY);
@@ -44,10 +46,12 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.staged (
     staging text, staged_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (target, owner, attempt));
 CREATE TABLE IF NOT EXISTS {SCHEMA}.lines (
     target text PRIMARY KEY, position bigint, query text, sink text, replaced text);
+ALTER TABLE {SCHEMA}.lines ADD COLUMN IF NOT EXISTS kept_from bigint;
 CREATE TABLE IF NOT EXISTS {SCHEMA}.attempts (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, target text NOT NULL, query text NOT NULL, sink text NOT NULL,
     attempt text NOT NULL, position bigint NOT NULL, slot integer NOT NULL, rows bigint NOT NULL,
     staged_at timestamptz NOT NULL DEFAULT now());
+ALTER TABLE {SCHEMA}.attempts ADD COLUMN IF NOT EXISTS versions bigint;
 CREATE TABLE IF NOT EXISTS {SCHEMA}.epochs (
     target text, position bigint, rows bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (target, position));

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from twophase.clients.postgres.database import Connection
 from twophase.clients.postgres.table_name import TableName
+from twophase.clients.postgres.versions_table import versions_of
 from twophase.identity import Attempt, Owner
 from twophase.sink import Marker
 from twophase.sinks.postgres import control_schema
@@ -26,10 +27,12 @@ class AttemptRow:
     position: int
     slot: int
     rows: int
-    """How many are in the versions table; `DELETED` if another attempt was committed in its place."""
+    """How many are in the versions table; `GONE` if another attempt was committed in its place."""
+    versions: int | None = None
+    """The object id of the table that they are in; None if an older release wrote them."""
 
 
-DELETED = -1
+GONE = -1
 
 
 def position_of(marker: Marker) -> int:
@@ -72,9 +75,12 @@ def move(connection: Connection, table: TableName, origin: Marker | None, marker
 def enter(connection: Connection, table: TableName, row: AttemptRow) -> int:
     """The number of a new attempt."""
     found = connection.execute(
-        f"INSERT INTO {SCHEMA}.attempts (target, query, sink, attempt, position, slot, rows) VALUES (%s, %s, %s, %s, %s, %s, %s) "
-        "RETURNING id",
-        (str(table), row.owner.query, row.owner.sink, str(row.attempt), row.position, row.slot, row.rows),
+        f"INSERT INTO {SCHEMA}.attempts (target, query, sink, attempt, position, slot, rows, versions) "
+        "VALUES (%s, %s, %s, %s, %s, %s, %s, to_regclass(%s)::oid::bigint) RETURNING id",
+        (
+            *(str(table), row.owner.query, row.owner.sink, str(row.attempt), row.position, row.slot, row.rows),
+            versions_of(table).sql,
+        ),
     ).fetchall()
     return int(found[0][0])
 
@@ -86,7 +92,7 @@ def count_rows(connection: Connection, number: int, rows: int) -> None:
 def attempts(connection: Connection, table: TableName) -> list[AttemptRow]:
     """Everything that is in the versions table, or voted for, and not visible: of any owner."""
     found = connection.execute(
-        f"SELECT id, query, sink, attempt, position, slot, rows FROM {SCHEMA}.attempts WHERE target = %s ORDER BY id",
+        f"SELECT id, query, sink, attempt, position, slot, rows, versions FROM {SCHEMA}.attempts WHERE target = %s ORDER BY id",
         (str(table),),
     )
     return [AttemptRow(row[0], Owner(row[1], row[2]), Attempt.parse(row[3]), *row[4:]) for row in found]

@@ -10,6 +10,9 @@
 `table` is a view of the versions up to the pointer. The commit takes the same time however many rows there are, because it touches
 none of them. Earlier epochs stay, and `<table>_as_of(epoch)` shows the table as it was.
 
+Upserts are rows like any other: which of them is the newest of its key is a matter of the view. Those that newer ones have followed
+stay, too, unless `retainEpochs` says for how long: then some of them are deleted after each commit.
+
 The lock comes first in the commit, and each of its statements sees what was committed before it (READ COMMITTED). A late twin is so
 either seen, and deleted, or sees the moved pointer itself, and fails. To ask a twin for its generation alone would let it in.
 """
@@ -19,19 +22,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import psycopg
 import pyarrow as pa
 
 from twophase import failpoints
 from twophase.clients.postgres.database import Connection, Database
 from twophase.clients.postgres.refusals import in_doubt, unknown
 from twophase.clients.postgres.table_name import TableName, quoted
-from twophase.clients.postgres.versions_table import AS_OF, ATTEMPT, POSITION, TAGS, record, versions_of
+from twophase.clients.postgres.versions_table import (
+    ATTEMPT,
+    DELETED,
+    ORDER,
+    POSITION,
+    TAGS,
+    keys_of,
+    record,
+    tags_of,
+    versions_of,
+)
 from twophase.errors import Fenced, NotCommitted, SchemaMismatch, TargetUnavailable, TwophaseError
 from twophase.identity import Generation, Owner
+from twophase.log import Log
 from twophase.sink import (
     WHOLE,
     CommitOrder,
@@ -47,12 +60,21 @@ from twophase.sink import (
 from twophase.sinks.postgres import control_schema, line, table
 from twophase.sinks.postgres.binary_copy import Column
 from twophase.sinks.postgres.control_schema import SCHEMA, Place
-from twophase.sinks.postgres.line import DELETED, AttemptRow
+from twophase.sinks.postgres.line import GONE, AttemptRow
 from twophase.sinks.postgres.table import Layout
+from twophase.sinks.postgres.table_options import TableOptions
 from twophase.sinks.postgres.transaction import FORGETTING, PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import Upsert
+from twophase.sinks.postgres.versions_view import VersionsView
 
 R = TypeVar("R")
+
+_SLOT_SHIFT = 40
+"""The order of a row among those of its epoch is its slot, and then its place among the rows of its task: up to 2 ** 40 of them."""
+_VACUUMED_EPOCHS = 2
+"""At once, after a commit: one more than come, so that a vacuum that was not made is made up for."""
+
+log = Log("twophase.sinks.postgres")
 
 
 class VersionsTransaction(PostgresTransaction):
@@ -62,11 +84,16 @@ class VersionsTransaction(PostgresTransaction):
 
     def _receive(self, connection: Connection, layout: Layout) -> str:
         self._enter(connection)
-        tags = ", ".join(map(quoted, TAGS))
-        return f"{versions_of(self._place.table).sql} ({layout.names_sql}, {tags})"
+        names, upsert = [column.name for column in layout.columns], layout.upsert
+        names += [DELETED] if upsert is not None and upsert.delete else []
+        names += TAGS if upsert is None else [*TAGS, ORDER]
+        return f"{versions_of(self._place.table).sql} ({', '.join(map(quoted, names))})"
 
     def _tags(self, first: int, count: int) -> list[Column]:
-        return [pa.array(np.full(count, tag, np.int64)) for tag in (self._position, self._number)]
+        tags = [pa.array(np.full(count, tag, np.int64)) for tag in (self._position, self._number)]
+        if self._upsert is not None:
+            tags.append(pa.array(np.arange(first, first + count) + (self._task.slot << _SLOT_SHIFT)))
+        return tags
 
     def _register(self, connection: Connection) -> None:
         number = self._enter(connection)
@@ -101,8 +128,7 @@ class VersionsTransaction(PostgresTransaction):
 class MvccMode:
     database: Database
     table: TableName
-    upsert: Upsert | None
-    create_table: bool
+    options: TableOptions
 
     # ---- before the tasks ----
 
@@ -115,38 +141,83 @@ class MvccMode:
         self.database.run(work, doing=f"fencing older generations in the schema {SCHEMA}")
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
-        schema = prepared.schema
-        if schema is None:
+        if prepared.schema is None:
             return Plan(prepared)
-        layout = self.database.run(partial(self._prepare, schema), doing=f"looking at the table {self.table}")
-        return Plan(prepared, layout.to_details())
+        work = partial(self._prepare, prepared, prepared.schema)
+        return Plan(prepared, self.database.run(work, doing=f"looking at the table {self.table}").to_details())
 
     def require_fit(self, schema: pa.Schema) -> None:
-        self.database.run(partial(self._fitting, schema), doing=f"looking at the table {self.table}")
+        def work(connection: Connection) -> None:
+            oid = self._look_up(connection, schema)
+            if oid is not None:
+                self._lacking(connection, oid, schema)
 
-    def _prepare(self, schema: pa.Schema, connection: Connection) -> Layout:
-        layout = self._fitting(schema, connection)
-        if layout is None:
-            self._create(connection, schema)
-            layout = self._fitting(schema, connection)
-        assert layout is not None, "there is no table right after it was created"
+        self.database.run(work, doing=f"looking at the table {self.table}")
+
+    def _prepare(self, prepared: PreparedEpoch, schema: pa.Schema, connection: Connection) -> Layout:
+        versions, upsert = versions_of(self.table), self.options.upsert
+        oid = self._look_up(connection, schema)
+        if oid is None and prepared.origin is not None:
+            raise TargetUnavailable(
+                f"the table {versions} is gone, and its line is at {_shown(prepared.origin)}: restore it, or remove all "
+                "that is left of it"
+            )
+        if oid is None:
+            self._view(tuple(_kept(schema, upsert))).create(connection, table.columns_sql(self.table, schema, upsert))
+            oid = self._look_up(connection, schema)
+        assert oid is not None, "there is no table right after it was created"
+        added, shown = self._lacking(connection, oid, schema)
+        if added or set(_kept(schema, upsert)) - set(shown):
+            control_schema.require_newest(connection, Place(self.table, prepared.owner), prepared.generation)
+            if added:
+                table.add_columns(connection, versions, added)
+            self._view((*shown, *(name for name in _kept(schema, upsert) if name not in shown))).show(connection)
+        layout = table.layout_for(connection, versions, oid, schema, upsert, tags=self._tags)
+        table.require_rights(connection, versions, oid, layout, ("INSERT",))
         return layout
 
-    def _fitting(self, schema: pa.Schema, connection: Connection) -> Layout | None:
-        """How rows of this schema are written to the table; None if it is not there and may be created for them."""
+    @property
+    def _tags(self) -> tuple[str, ...]:
+        return tags_of(() if self.options.upsert is None else self.options.upsert.keys)
+
+    def _view(self, columns: tuple[str, ...]) -> VersionsView:
+        return VersionsView(self.table, columns, () if self.options.upsert is None else self.options.upsert.keys)
+
+    def _look_up(self, connection: Connection, schema: pa.Schema) -> int | None:
+        """The object id of the versions; None if they are not there and may be created for these rows."""
         versions = versions_of(self.table)
-        if taken := [name for name in TAGS if name in schema.names]:
+        if taken := [name for name in self._tags if name in schema.names]:
             raise SchemaMismatch(f"the rows have columns whose names are ours: {', '.join(taken)}")
         oid = table.look_up(connection, versions)
         self._require_view(connection, is_ours=oid is not None)
-        if oid is None and not self.create_table:
+        if oid is None and not self.options.create_table:
             raise TargetUnavailable(f"there is no table {versions}: set createTable to true, and it is created")
         if oid is None:
-            table.columns_sql(self.table, schema)
-            return None
-        layout = table.layout_for(connection, versions, oid, schema, None, TAGS)
-        table.require_rights(connection, versions, oid, layout)
-        return layout
+            table.columns_sql(self.table, schema, self.options.upsert)
+        return oid
+
+    def _lacking(
+        self, connection: Connection, oid: int, schema: pa.Schema
+    ) -> tuple[Sequence[pa.Field[Any]], tuple[str, ...]]:
+        """The columns that the versions lack, if these may be added, and those that the view shows; SchemaMismatch if the rows do
+        not fit."""
+        upsert, versions = self.options.upsert, versions_of(self.table)
+        if problem := _other_keys(keys_of(connection, oid), upsert):
+            raise SchemaMismatch(f"the rows do not fit {self.table}: {problem}")
+        may_add = self.options.adds_columns
+        added = table.require_fit(connection, versions, oid, schema, upsert, tags=self._tags, may_add=may_add)
+        shown = tuple(
+            name
+            for (name,) in connection.execute(
+                "SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 ORDER BY a.attnum",
+                (self.table.sql,),
+            )
+        )
+        if not may_add and (hidden := [name for name in _kept(schema, upsert) if name not in shown]):
+            raise SchemaMismatch(
+                f"the view {self.table} does not show {', '.join(hidden)}, which its versions have: set schemaChange to add"
+            )
+        return added, shown
 
     def _require_view(self, connection: Connection, *, is_ours: bool) -> None:
         found = connection.execute(
@@ -161,28 +232,6 @@ class MvccMode:
                 f"{self.table} is there already, and in mode mvcc it is a view of ours: rename it, or choose another name"
             )
 
-    def _create(self, connection: Connection, schema: pa.Schema) -> None:
-        versions = versions_of(self.table)
-        columns = table.columns_sql(self.table, schema)
-        tags = [f"{quoted(tag)} bigint NOT NULL" for tag in TAGS]
-        connection.execute(f"CREATE TABLE {versions.sql} ({', '.join([*columns, *tags])})")
-        # Rows of an attempt lie side by side: a summary of page ranges finds them, and costs next to nothing to keep.
-        indexed = ", ".join(map(quoted, TAGS))
-        connection.execute(f"CREATE INDEX ON {versions.sql} USING brin ({indexed}) WITH (autosummarize = on)")
-        target = psycopg.sql.Literal(str(self.table)).as_string(connection)
-        pointer = f"(SELECT position FROM {SCHEMA}.lines WHERE target = {target})"
-        names = ", ".join(map(quoted, schema.names))
-        visible = f"SELECT {names} FROM {versions.sql} WHERE {POSITION} <="
-        connection.execute(f"CREATE VIEW {self.table.sql} AS {visible} {pointer}")
-        as_of = f"{TableName(self.table.schema, self.table.name + AS_OF).sql}(epoch bigint)"
-        body = psycopg.sql.Literal(f"{visible} least($1, {pointer})").as_string(connection)
-        # With the rights of whoever created it: versions that are not decided are nobody's to read.
-        connection.execute(
-            f"CREATE FUNCTION {as_of} RETURNS SETOF {self.table.sql} LANGUAGE sql STABLE SECURITY DEFINER "
-            f"SET search_path = pg_catalog, pg_temp AS {body}"
-        )
-        connection.execute(f"REVOKE ALL ON FUNCTION {as_of.replace('(epoch ', '(')} FROM PUBLIC")
-
     # ---- tasks ----
 
     def begin(self, plan: Plan, task: Task) -> VersionsTransaction:
@@ -193,7 +242,7 @@ class MvccMode:
     def alive(self, order: CommitOrder[PostgresHandle]) -> Mapping[int, str]:
         def work(connection: Connection) -> dict[int, str]:
             # In this order: what is committed between the two looks is no attempt any more, and in the marker.
-            lost = _lost(order, line.attempts(connection, self.table))
+            lost = _lost(order, line.attempts(connection, self.table), self._versions(connection))
             marker = line.read(connection, self.table)
             return {} if marker == order.marker else dict.fromkeys(lost, "its rows are gone")
 
@@ -203,6 +252,8 @@ class MvccMode:
         doing = f"committing epoch {order.epoch.number} to {self.table}"
         outcome = self.database.run(partial(self._commit, order), doing=doing, explain=unknown)
         failpoints.hit("postgres.committed", owner=str(order.owner), epoch=order.epoch.number)
+        if self.options.retain_epochs is not None:
+            self._vacuum(order, self.options.retain_epochs)
         return outcome
 
     def _commit(self, order: CommitOrder[PostgresHandle], connection: Connection) -> Outcome:
@@ -214,7 +265,10 @@ class MvccMode:
             raise _elsewhere(marker, order)
         failpoints.hit("postgres.locked", owner=str(order.owner), epoch=order.epoch.number)
         attempts = line.attempts(connection, self.table)
-        if lost := _lost(order, attempts):
+        versions = self._versions(connection)
+        if versions is None:
+            raise TargetUnavailable(f"the table {versions_of(self.table)} is gone, and an epoch is decided: restore it")
+        if lost := _lost(order, attempts, versions):
             raise NotCommitted(f"the rows of slots {lost} are gone", dead_slots=lost)
         winners = line.named(attempts, {(order.owner, str(share.attempt)) for share in order.shares})
         self._clear(connection, order.marker, attempts, winners)
@@ -223,6 +277,23 @@ class MvccMode:
         failpoints.hit("postgres.inserted", owner=str(order.owner), epoch=order.epoch.number)
         self._move(connection, order.origin, order.marker)
         return Outcome.COMMITTED
+
+    def _vacuum(self, order: CommitOrder[PostgresHandle], retain_epochs: int) -> None:
+        """Some of what newer versions have followed. A driver that was overtaken has no say in what readers may ask for; one that
+        finishes what another has decided leaves it to its next epoch."""
+
+        def work(connection: Connection) -> None:
+            decided = Generation(order.decision.ledger, order.decision.number)
+            control_schema.require_newest(connection, Place(self.table, order.owner), decided, lock="")
+            if line.read(connection, self.table) == order.marker:
+                self._view(()).vacuum(connection, retain_epochs, _VACUUMED_EPOCHS)
+
+        try:
+            self.database.run(work, doing=f"deleting superseded versions of {self.table}")
+        except Fenced:
+            return
+        except TwophaseError as error:
+            log.warning("superseded versions stay until the next epoch", owner=order.owner, why=error.message)
 
     def take_over(self, order: TakeOver) -> None:
         def work(connection: Connection) -> None:
@@ -278,6 +349,15 @@ class MvccMode:
 
         return self.database.run(work, doing=f"asking the schema {SCHEMA}", explain=in_doubt)
 
+    def _versions(self, connection: Connection) -> int | None:
+        """The object id of the table that rows are in: no other statement of a commit touches it, and without it the pointer would
+        move alone. None if it is gone, and that of no table if it is empty."""
+        ((oid,),) = connection.execute(
+            "SELECT CASE WHEN pg_relation_size(oid) = 0 THEN 0 ELSE oid::bigint END FROM (SELECT to_regclass(%s)::oid) AS it (oid)",
+            (versions_of(self.table).sql,),
+        ).fetchall()
+        return None if oid is None else int(oid)
+
     def _clear(
         self,
         connection: Connection,
@@ -290,7 +370,7 @@ class MvccMode:
         _delete_rows(connection, self.table, losers)
         # Whoever staged them may still look for them: they are swept like any leftover.
         for row in losers:
-            line.count_rows(connection, row.number, DELETED)
+            line.count_rows(connection, row.number, GONE)
 
     def _move(
         self, connection: Connection, origin: Marker | None, marker: Marker, *, replaced: str | None = None
@@ -316,11 +396,29 @@ def _delete_rows(connection: Connection, name: TableName, attempts: Sequence[Att
         )
 
 
-def _lost(order: CommitOrder[PostgresHandle], attempts: Sequence[AttemptRow]) -> list[int]:
+def _lost(order: CommitOrder[PostgresHandle], attempts: Sequence[AttemptRow], versions: int | None) -> list[int]:
     """The slots whose shares are not there as they were voted for. An attempt's row and its rows are one transaction: where the one
-    is, the others are."""
-    there = {str(row.attempt): row.rows for row in attempts if row.owner == order.owner}
+    is, the others are, if the table is the one that they were written to."""
+    there = {
+        str(row.attempt): row.rows
+        for row in attempts
+        if row.owner == order.owner and (row.rows <= 0 or row.versions in (None, versions))
+    }
     return [share.slot for share in order.shares if there.get(str(share.attempt)) != share.handle.rows]
+
+
+def _kept(schema: pa.Schema, upsert: Upsert | None) -> list[str]:
+    return [name for name in schema.names if upsert is None or name != upsert.delete]
+
+
+def _other_keys(keys: Sequence[str], upsert: Upsert | None) -> str:
+    """What is wrong with the keys that a table was made for; nothing if they are these."""
+    wanted = () if upsert is None else upsert.keys
+    if set(keys) == set(wanted):
+        return ""
+    made_for = f"it is upserted by {', '.join(keys)}" if keys else "its rows are only ever added"
+    meant = f"keyColumns is {', '.join(wanted)}" if wanted else "writeMode is append"
+    return f"{made_for}, and {meant}: choose another name"
 
 
 def _elsewhere(marker: Marker | None, order: CommitOrder[PostgresHandle]) -> TwophaseError:

@@ -48,6 +48,7 @@ from twophase.sink import (
     Task,
 )
 from twophase.sinks.postgres.mvcc import MvccMode
+from twophase.sinks.postgres.table_options import TableOptions
 from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import Upsert
 from twophase.sinks.postgres.wal import WalMode
@@ -79,7 +80,8 @@ class PostgresOptions:
         default="append",
     )
     key_columns: tuple[str, ...] = option(
-        doc="For upserts: the columns by which a row is found. The table has a primary key or a unique index on exactly these.",
+        doc="For upserts: the columns by which a row is found. With `mode` wal the table has a primary key or a unique index on "
+        "exactly these.",
         default=(),
     )
     delete_column: str | None = option(
@@ -89,6 +91,16 @@ class PostgresOptions:
     )
     create_table: bool = option(
         doc="Whether the table is created, from the columns of the rows, if it is not there.", default=False
+    )
+    schema_change: Literal["refuse", "add"] = option(
+        doc="What to do when rows have columns that the table lacks: write nothing (`refuse`), or add them to the table (`add`).",
+        default="refuse",
+    )
+    retain_epochs: int | None = option(
+        doc="For upserts with `mode` mvcc: at how many epochs before the newest the table can be read as it was, and followed. "
+        "Older versions are deleted where newer ones have followed; by default none are.",
+        default=None,
+        minimum=1,
     )
     lock_timeout_ms: int = option(
         doc="How long to wait for a lock that somebody else holds.", default=30_000, minimum=100, maximum=2_147_483_647
@@ -107,8 +119,10 @@ class PostgresOptions:
                 yield problem
         if problem := Dsn(self.dsn).problem():
             yield problem
-        if self.write_mode == "upsert" and self.mode != "wal":
-            yield "writeMode upsert is for mode wal"
+        if self.write_mode == "upsert" and self.mode == "xa":
+            yield "writeMode upsert is for modes wal and mvcc"
+        if self.retain_epochs is not None and (self.mode, self.write_mode) != ("mvcc", "upsert"):
+            yield "retainEpochs is for writeMode upsert with mode mvcc: other tables have nothing that is superseded"
         if self.write_mode == "upsert" and not self.key_columns:
             yield "keyColumns is required with writeMode upsert"
         if self.write_mode == "append" and (self.key_columns or self.delete_column):
@@ -122,6 +136,10 @@ class PostgresOptions:
     def upsert(self) -> Upsert | None:
         return Upsert(self.key_columns, self.delete_column or "") if self.write_mode == "upsert" else None
 
+    @property
+    def for_table(self) -> TableOptions:
+        return TableOptions(self.upsert, self.create_table, self.schema_change == "add", self.retain_epochs)
+
 
 class PostgresSink(Sink[PostgresHandle]):
     """A table of a database.
@@ -132,7 +150,7 @@ class PostgresSink(Sink[PostgresHandle]):
         The database, as libpq takes it; a `Secret` if it holds one: `Secret("env:ORDERS_DSN")`.
     table:
         As SQL names it.
-    mode, write_mode, key_columns, delete_column, create_table, lock_timeout_ms, request_timeout_ms:
+    mode, write_mode, key_columns, delete_column, create_table, schema_change, retain_epochs, lock_timeout_ms, request_timeout_ms:
         As the options of `PostgresOptions`.
     """
 
@@ -148,6 +166,8 @@ class PostgresSink(Sink[PostgresHandle]):
         key_columns: str | Sequence[str] = (),
         delete_column: str | None = None,
         create_table: bool = False,
+        schema_change: Literal["refuse", "add"] = "refuse",
+        retain_epochs: int | None = None,
         lock_timeout_ms: int = 30_000,
         request_timeout_ms: int = 60_000,
     ):
@@ -159,6 +179,8 @@ class PostgresSink(Sink[PostgresHandle]):
             key_columns=texts_of(key_columns),
             delete_column=delete_column,
             create_table=create_table,
+            schema_change=schema_change,
+            retain_epochs=retain_epochs,
             lock_timeout_ms=lock_timeout_ms,
             request_timeout_ms=request_timeout_ms,
         )
@@ -181,7 +203,7 @@ class PostgresSink(Sink[PostgresHandle]):
             atomic=options.mode != "xa", several_owners=options.mode != "mvcc", upserts=options.upsert is not None
         )
         mode = _MODES[options.mode]
-        self._mode = mode(self._database, self._table, options.upsert, options.create_table)
+        self._mode = mode(self._database, self._table, options.for_table)
 
     @property
     def target(self) -> str:
@@ -193,12 +215,14 @@ class PostgresSink(Sink[PostgresHandle]):
             return None  # a literal secret must not be kept; without it nobody can connect
         options = self._options
         described = {"dsn": dsn, "table": str(self._table)}
-        for name in ("mode", "write_mode", "lock_timeout_ms", "request_timeout_ms"):
+        for name in ("mode", "write_mode", "schema_change", "lock_timeout_ms", "request_timeout_ms"):
             described[key_of(name)] = str(getattr(options, name))
         if options.upsert is not None:
             described["keyColumns"] = ",".join(options.key_columns)
         if options.delete_column is not None:
             described["deleteColumn"] = options.delete_column
+        if options.retain_epochs is not None:
+            described["retainEpochs"] = str(options.retain_epochs)
         return Description(FORMAT, described)
 
     # ---- the verbs: each mode has its own ----

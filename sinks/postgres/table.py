@@ -1,4 +1,4 @@
-"""The table that rows go to: what it is, whether the rows fit, and how it is created.
+"""The table that rows go to: what it is, whether the rows fit, how it is created, and how it gets the columns that it lacks.
 
 Everything that can be told before a row is written is told then, in one error: a commit that fails after the decision stops the
 query until somebody mends the table.
@@ -6,10 +6,11 @@ query until somebody mends the table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 
 from twophase.clients.postgres.database import Connection
@@ -130,35 +131,86 @@ def look_up(connection: Connection, table: TableName) -> int | None:
 
 
 def prepared(
-    connection: Connection, name: TableName, schema: pa.Schema, upsert: Upsert | None, *, create_it: bool
+    connection: Connection,
+    name: TableName,
+    schema: pa.Schema,
+    upsert: Upsert | None,
+    *,
+    create_it: bool,
+    before_adding: Callable[[Connection], None] | None,
 ) -> Layout:
-    """How rows of this schema are written to the table, which is created if it is not there and may be."""
+    """How rows of this schema are written to the table, which is created if it is not there and may be. Columns that it lacks are
+    added if `before_adding`, which may refuse, is given."""
     oid = look_up(connection, name)
     if oid is None and create_it:
         create(connection, name, schema, upsert)
         oid = look_up(connection, name)
     if oid is None:
         raise TargetUnavailable(f"there is no table {name}: create it, or set createTable to true")
-    layout = layout_for(connection, name, oid, schema, upsert)
-    require_rights(connection, name, oid, layout)
+    lacking = () if upsert is None else tuple(upsert.lacking(connection, name, oid))
+    if before_adding is not None:
+        added = require_fit(connection, name, oid, schema, upsert, lacking=lacking, may_add=True)
+        if added:
+            before_adding(connection)
+            add_columns(connection, name, added)
+    layout = layout_for(connection, name, oid, schema, upsert, lacking=lacking)
+    require_rights(connection, name, oid, layout, ("INSERT",) if upsert is None else upsert.rights)
     return layout
 
 
-def columns_sql(table: TableName, schema: pa.Schema) -> list[str]:
+def columns_sql(table: TableName, schema: pa.Schema, upsert: Upsert | None) -> list[str]:
     """The columns of a new table, one each."""
-    problems = [*_bad_names(schema), *(_unheld(field) for field in schema if sql_type(field.type) is None)]
+    problems = [*_wrong_keys(schema, upsert), *_bad_names(schema)]
+    kept = _kept(schema, upsert)
+    problems += [_unheld(field) for field in kept if sql_type(field.type) is None]
     if problems:
         raise _mismatch(table, problems)
-    return [f"{quoted(field.name)} {sql_type(field.type)}" for field in schema]
+    return [f"{quoted(field.name)} {sql_type(field.type)}" for field in kept]
 
 
 def create(connection: Connection, table: TableName, schema: pa.Schema, upsert: Upsert | None) -> None:
-    if problems := [*_wrong_keys(schema, upsert)]:
-        raise _mismatch(table, problems)
-    parts = columns_sql(table, pa.schema([field for field in schema if upsert is None or field.name != upsert.delete]))
+    parts = columns_sql(table, schema, upsert)
     if upsert is not None:
         parts.append(f"PRIMARY KEY ({upsert.keys_sql})")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {table.sql} ({', '.join(parts)})")
+
+
+def add_columns(connection: Connection, table: TableName, fields: Sequence[pa.Field[Any]]) -> None:
+    """Whoever has added one meanwhile may have given it another type: look at the table again."""
+    added = ", ".join(f"ADD COLUMN IF NOT EXISTS {quoted(field.name)} {sql_type(field.type)}" for field in fields)
+    statement = f"ALTER TABLE {table.sql} {added}"
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege:
+        raise TargetUnavailable(f"the user lacks a right: only the owner of {table} may run {statement}") from None
+
+
+def require_fit(
+    connection: Connection,
+    table: TableName,
+    oid: int,
+    schema: pa.Schema,
+    upsert: Upsert | None,
+    *,
+    tags: Collection[str] = (),
+    lacking: Iterable[str] = (),
+    may_add: bool,
+) -> list[pa.Field[Any]]:
+    """The columns that the table lacks, if they may be added; SchemaMismatch with everything that keeps these rows from the table.
+
+    `tags` are columns of ours, `lacking` is what else is wrong with it.
+    """
+    there, kept = _there(connection, oid, tags), _kept(schema, upsert)
+    added = [field for field in kept if may_add and field.name not in there and not _nearly(field.name, there)]
+    problems = [*_bad_names(schema), *_wrong_keys(schema, upsert)]
+    problems += [_unheld(field) for field in added if sql_type(field.type) is None]
+    problems += _differences(there, pa.schema([field for field in kept if field not in added]))
+    problems += lacking
+    if upsert is not None and upsert.delete in there:
+        problems.append(f"the table has a column {upsert.delete!r}, and deleteColumn is one of the rows alone")
+    if problems:
+        raise _mismatch(table, problems)
+    return added
 
 
 def layout_for(
@@ -167,32 +219,32 @@ def layout_for(
     oid: int,
     schema: pa.Schema,
     upsert: Upsert | None,
+    *,
     tags: Collection[str] = (),
+    lacking: Iterable[str] = (),
 ) -> Layout:
-    """How these rows are written to the table; SchemaMismatch with everything that keeps them from it.
-
-    `tags` are columns of ours.
-    """
-    there = {
-        row[0]: TableColumn(row[0], ColumnType(*row[1:7]), *row[7:])
-        for row in connection.execute(_COLUMNS, (oid,))
-        if row[0] not in tags
-    }
-    kept = pa.schema([field for field in schema if upsert is None or field.name != upsert.delete])
-    problems = [*_bad_names(schema), *_wrong_keys(schema, upsert), *_differences(there, kept)]
-    if upsert is not None:
-        problems += upsert.lacking(connection, table, oid)
-        if upsert.delete in there:
-            problems.append(f"the table has a column {upsert.delete!r}, and deleteColumn is one of the rows alone")
-    if problems:
-        raise _mismatch(table, problems)
+    """How these rows are written to the table, as it is."""
+    require_fit(connection, table, oid, schema, upsert, tags=tags, lacking=lacking, may_add=False)
+    there, kept = _there(connection, oid, tags), _kept(schema, upsert)
     checks = tuple(row[0] for row in connection.execute(_CHECKS, (oid, kept.names)))
     return Layout(tuple(there[name] for name in kept.names), checks, upsert)
 
 
-def require_rights(connection: Connection, table: TableName, oid: int, layout: Layout) -> None:
+def _there(connection: Connection, oid: int, tags: Collection[str]) -> dict[str, TableColumn]:
+    return {
+        row[0]: TableColumn(row[0], ColumnType(*row[1:7]), *row[7:])
+        for row in connection.execute(_COLUMNS, (oid,))
+        if row[0] not in tags
+    }
+
+
+def _kept(schema: pa.Schema, upsert: Upsert | None) -> pa.Schema:
+    """What the table has of the rows: not the column that says delete."""
+    return pa.schema([field for field in schema if upsert is None or field.name != upsert.delete])
+
+
+def require_rights(connection: Connection, table: TableName, oid: int, layout: Layout, needed: Sequence[str]) -> None:
     names = [column.name for column in layout.columns]
-    needed = ("INSERT",) if layout.upsert is None else layout.upsert.rights
     lacking, user = connection.execute(
         "SELECT array_agg(DISTINCT needed), quote_ident(current_user) "
         "FROM unnest(%s::text[]) AS name, unnest(%s::text[]) AS needed "

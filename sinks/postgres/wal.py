@@ -30,6 +30,7 @@ from twophase.sinks.postgres import control_schema, table
 from twophase.sinks.postgres.binary_copy import Column
 from twophase.sinks.postgres.control_schema import SCHEMA, Place, StagedRow, staging_name
 from twophase.sinks.postgres.table import Layout
+from twophase.sinks.postgres.table_options import TableOptions
 from twophase.sinks.postgres.transaction import FORGETTING, PostgresHandle, PostgresTransaction
 from twophase.sinks.postgres.upsert import ORDINAL, Upsert
 
@@ -70,8 +71,7 @@ class StagingTransaction(PostgresTransaction):
 class WalMode:
     database: Database
     table: TableName
-    upsert: Upsert | None
-    create_table: bool
+    options: TableOptions
 
     # ---- before the tasks ----
 
@@ -88,8 +88,15 @@ class WalMode:
     def prepare(self, prepared: PreparedEpoch) -> Plan:
         if prepared.schema is None:
             return Plan(prepared)
+        place, generation = self._place(prepared.owner), prepared.generation
+        fenced = partial(control_schema.require_newest, place=place, generation=generation)
         look = partial(
-            table.prepared, name=self.table, schema=prepared.schema, upsert=self.upsert, create_it=self.create_table
+            table.prepared,
+            name=self.table,
+            schema=prepared.schema,
+            upsert=self.options.upsert,
+            create_it=self.options.create_table,
+            before_adding=fenced if self.options.adds_columns else None,
         )
         layout = self.database.run(look, doing=f"looking at the table {self.table}")
         return Plan(prepared, layout.to_details())

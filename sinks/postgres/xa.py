@@ -41,8 +41,8 @@ from twophase.sinks.postgres import control_schema, table
 from twophase.sinks.postgres.binary_copy import Column
 from twophase.sinks.postgres.control_schema import SCHEMA, Place
 from twophase.sinks.postgres.table import Layout
+from twophase.sinks.postgres.table_options import TableOptions
 from twophase.sinks.postgres.transaction import PostgresHandle, PostgresTransaction
-from twophase.sinks.postgres.upsert import Upsert
 from twophase.slot_markers import hidden, require_no_other
 
 R = TypeVar("R")
@@ -129,8 +129,7 @@ class XaTransaction(PostgresTransaction):
 class XaMode:
     database: Database
     table: TableName
-    upsert: Upsert | None
-    create_table: bool
+    options: TableOptions
 
     # ---- before the tasks ----
 
@@ -149,8 +148,18 @@ class XaMode:
         if schema is None:
             return Plan(prepared)
 
+        place, generation = Place(self.table, prepared.owner), prepared.generation
+        fenced = partial(control_schema.require_newest, place=place, generation=generation)
+
         def work(connection: Connection) -> tuple[Layout, bool]:
-            layout = table.prepared(connection, self.table, schema, None, create_it=self.create_table)
+            layout = table.prepared(
+                connection,
+                self.table,
+                schema,
+                None,
+                create_it=self.options.create_table,
+                before_adding=fenced if self.options.adds_columns else None,
+            )
             return layout, _keeps_unique(connection, self.table)
 
         layout, unique = self.database.run(work, doing=f"looking at the table {self.table}")

@@ -51,6 +51,11 @@ class PostgresSourceOptions:
     max_rows_per_trigger: int | None = option(
         doc="How many rows an epoch takes; at least one epoch of the table.", default=None, minimum=1
     )
+    delete_column: str | None = option(
+        doc="For a stream of an upserted table, which needs it: a boolean column of this name is added, which is true where a key "
+        "was deleted.",
+        default=None,
+    )
     include_epoch: bool = option(doc="Add the table's epoch to each row, as the column `epoch`.", default=False)
     split_bytes: int = option(doc="About how many bytes of the table one task reads.", default=64 * _MIB, minimum=1)
     parallelism: int = option(
@@ -94,5 +99,6 @@ class PostgresSourceOptions:
             "asOfEpoch": self.as_of_epoch is not None,
             "maxEpochsPerTrigger": self.max_epochs_per_trigger is not None,
             "includeEpoch": self.include_epoch,
+            "deleteColumn": self.delete_column is not None,
         }
         yield from (f"{key} is for versionsOf" for key, is_given in given.items() if is_given)

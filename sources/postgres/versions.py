@@ -10,6 +10,14 @@
 The guarantee: the same (start, end) gives the same rows, in any process, however it is split: what is visible in a table of
 versions never changes. If rows are gone, the range is refused, with the epochs that lack them. Undecided rows are never read.
 
+Of an upserted table a range has one row for each key that was changed in it: the newest, or that it was deleted. Whoever applies
+ranges one after the other has the table as it was after each. What was deleted before the first range began is left out: there is
+nothing to delete. So the range from the beginning is the table as it was, which is what a batch reads.
+
+A vacuum takes versions that newer ones have followed, up to the first epoch that is kept. What is newer is whole; and so is a range
+from the beginning that ends there or later, because the newest version of each key is never taken. Any other range is refused. A
+vacuum may come between the plan and the end of a read: so it is asked for once more after the last row.
+
 What it can't do: notice that somebody has changed rows in place; or go on in a database that was restored from a dump, where the
 table has another id and is refused.
 """
@@ -30,11 +38,15 @@ from twophase.clients.postgres.dsn import Dsn
 from twophase.clients.postgres.table_name import CONTROL_SCHEMA, TableName, quoted
 from twophase.clients.postgres.versions_table import (
     ATTEMPT,
+    DELETED,
+    ORDER,
     POSITION,
-    TAGS,
     first_recorded,
+    kept_from,
+    keys_of,
     pointer_of,
     rows_of,
+    tags_of,
     versions_of,
 )
 from twophase.errors import DataLost, OptionError, SchemaMismatch, TargetUnavailable, Unreadable
@@ -68,6 +80,26 @@ class VersionsOffset:
 
     def to_text(self) -> str:
         return json.dumps({"position": self.position, "table": self.table}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A table as it is now."""
+
+    position: int
+    table: int
+    keys: tuple[str, ...] = ()
+    """By which it is upserted; none where rows are added."""
+    kept: int = _NOTHING
+    """The first epoch at which it can be read as it was."""
+
+    @property
+    def offset(self) -> VersionsOffset:
+        return VersionsOffset(self.position, self.table)
+
+    def has(self, after: int, until: int) -> bool:
+        """Whether the changes of this range are all there."""
+        return until >= self.kept and (after >= self.kept or after == _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -138,42 +170,60 @@ class PostgresVersions(Source[VersionsSplit]):
         said = self._options.starting_epoch
         if self._options.as_of_epoch is not None:
             raise _wrong("asOfEpoch is for a batch (spark.read); a stream begins at startingEpoch")
-        now = self._now()
+        now = self._followed()
         if said == LATEST:
-            return now.to_text()
+            return now.offset.to_text()
         before = _NOTHING if said == EARLIEST else int(said) - 1
         if before > now.position:
             raise _wrong(f"startingEpoch is {said}, and {self._name} is at epoch {now.position}")
         return VersionsOffset(before, now.table).to_text()
 
     def newest(self) -> str:
-        return self._now().to_text()
+        return self._now().offset.to_text()
 
     def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
-        begin, now = VersionsOffset.parse(start), self._now()
+        begin, now = VersionsOffset.parse(start), self._followed()
         self._require_same(begin, now)
         end = now.position if until is None else min(now.position, VersionsOffset.parse(until).position)
-        return VersionsOffset(max(begin.position, self._admitted(begin.position, end, limit)), now.table).to_text()
+        if begin.position > _NOTHING or now.kept == _NOTHING:
+            end = max(begin.position, self._admitted(begin.position, end, limit))
+        # Otherwise the table as it is: its first epochs can't be taken one by one any more.
+        if begin.position < end:
+            self._require_kept(begin, end, now)
+        return VersionsOffset(max(begin.position, end), now.table).to_text()
 
     def bounded(self) -> tuple[str, str]:
         """Where a batch begins and ends, by the options, now."""
         now, wanted = self._now(), self._options.as_of_epoch
         if self._options.starting_epoch != EARLIEST:
             raise _wrong("startingEpoch is for a stream; a batch has everything up to asOfEpoch")
+        if self._options.delete_column is not None:
+            raise _wrong("deleteColumn is for a stream; a batch has the rows that were not deleted")
         if wanted is not None and wanted > now.position:
             raise _wrong(f"asOfEpoch is {wanted}, and {self._name} is at epoch {now.position}")
+        if wanted is not None and wanted < now.kept:
+            raise _wrong(f"asOfEpoch is {wanted}, and {self._name} can be read as it was only from epoch {now.kept} on")
         end = now.position if wanted is None else wanted
         return VersionsOffset(_NOTHING, now.table).to_text(), VersionsOffset(end, now.table).to_text()
 
     def acknowledge(self, end: str) -> None:
         """Nothing: versions stay."""
 
-    def _now(self) -> VersionsOffset:
+    def _now(self) -> _Line:
         return self._database.run(self._seen_by, doing=f"asking how far {self._name} is")
 
-    def _seen_by(self, connection: Connection) -> VersionsOffset:
+    def _followed(self) -> _Line:
+        """The same for a stream, which must be told of keys that were deleted."""
+        now = self._now()
+        self._require_told(now.keys)
+        return now
+
+    def _seen_by(self, connection: Connection) -> _Line:
         table, pointer = self._table(connection), pointer_of(connection, self._name)
-        return VersionsOffset(_NOTHING if pointer is None else pointer, table)
+        keys = keys_of(connection, table)
+        # Only upserted tables are vacuumed; a schema of an older release, which has none, can't be asked.
+        kept = kept_from(connection, self._name) if keys else None
+        return _Line(_NOTHING if pointer is None else pointer, table, keys, _NOTHING if kept is None else kept)
 
     def _admitted(self, begin: int, end: int, limit: ReadLimit) -> int:
         """As many epochs as the limits allow, and one at least."""
@@ -206,15 +256,20 @@ class PostgresVersions(Source[VersionsSplit]):
         self._require_same(begin, now)
         self._require_same(until, now)
         after, last = begin.position, until.position
-        found = _counted(connection, versions_of(self._name), after, last)
+        if after > _NOTHING:
+            self._require_told(now.keys)
+        self._require_kept(begin, last, now)
+        found = _counted(connection, versions_of(self._name), after, last, now.keys)
         committed = rows_of(connection, self._name, after=after, until=last)
         first = first_recorded(connection, self._name)
-        self._require_whole(committed, found, range(max(after + 1, last + 1 if first is None else first), last + 1))
+        counted = range(max(after + 1, now.kept + 1, last + 1 if first is None else first), last + 1)
+        self._require_whole(committed, found, counted)
         pages: dict[int, int] = {}
         epochs: dict[int, set[int]] = {}
-        for position, page, rows in found:
-            pages[page] = pages.get(page, 0) + rows
-            epochs.setdefault(page, set()).add(position)
+        for each in found:
+            if each.wanted:
+                pages[each.page] = pages.get(each.page, 0) + each.wanted
+                epochs.setdefault(each.page, set()).add(each.position)
         most = self._options.split_bytes // _PAGE_BYTES
         pages_each = max(1, min(most, -(-len(pages) // self._options.parallelism)))
         # Whoever counts holds the table to the end of the transaction: this is the file whose pages were counted.
@@ -251,16 +306,20 @@ class PostgresVersions(Source[VersionsSplit]):
             if self._table(connection) != split.table or _file_of(connection, split.table) != split.file:
                 raise DataLost(f"{doing}: the table was made anew, or rewritten (VACUUM FULL, CLUSTER): start again")
             columns, rows = self._columns(connection, split.table), 0
-            position = quoted(POSITION)
+            position, versions = quoted(POSITION), versions_of(self._name)
             where = (
-                f"FROM {versions_of(self._name).sql} WHERE {position} > {split.after} AND {position} <= {split.until} "
+                f"FROM {versions.sql} AS read WHERE {position} > {split.after} AND {position} <= {split.until} "
                 f"AND ctid >= '({split.first_page},0)'::tid AND ctid < '({split.end_page},0)'::tid"
             )
+            if keys := keys_of(connection, split.table):
+                where += f" AND {_newest(versions, keys, split.after, split.until)}"
             # Pages that were emptied are filled again, so that an older epoch may lie behind a newer one.
             where += f" ORDER BY {position}, ctid" if split.epochs > 1 else ""
             for batch in copied(connection, columns, where):
                 rows += batch.num_rows
                 yield batch
+            if keys:
+                self._require_kept(VersionsOffset(split.after, split.table), split.until, self._seen_by(connection))
         except psycopg.Error as error:
             failure = self._database.explained(error, doing)
         else:
@@ -289,10 +348,16 @@ class PostgresVersions(Source[VersionsSplit]):
         return int(found[0])
 
     def _columns(self, connection: Connection, table: int) -> list[ReadColumn]:
-        columns = [column for column in columns_of(connection, table) if column.name not in TAGS]
+        tags = tags_of(keys_of(connection, table))
+        columns = [column for column in columns_of(connection, table) if column.name not in tags]
+        if self._options.delete_column is not None:
+            name = self._options.delete_column
+            if DELETED not in tags:
+                raise _wrong(f"deleteColumn is for upserted tables, and rows of {self._name} are only ever added")
+            self._require_free(name, "deleteColumn", columns)
+            columns.append(ReadColumn(name, pa.bool_(), f"{quoted(DELETED)} IS TRUE", pa.bool_()))
         if self._options.include_epoch:
-            if any(column.name.lower() == EPOCH_COLUMN for column in columns):
-                raise _wrong(f"includeEpoch adds a column {EPOCH_COLUMN}, and {self._name} has one")
+            self._require_free(EPOCH_COLUMN, "includeEpoch", columns)
             columns.append(ReadColumn(EPOCH_COLUMN, pa.int64(), quoted(POSITION), pa.int64()))
         if self._wanted is None:
             return columns
@@ -301,7 +366,27 @@ class PostgresVersions(Source[VersionsSplit]):
             raise SchemaMismatch(f"{self._name} has lost columns since the query was started: {', '.join(gone)}")
         return [by_name[name] for name in self._wanted]
 
-    def _require_same(self, offset: VersionsOffset, now: VersionsOffset) -> None:
+    def _require_free(self, name: str, option: str, columns: Sequence[ReadColumn]) -> None:
+        if any(column.name.lower() == name.lower() for column in columns):
+            raise _wrong(f"{option} adds a column {name}, and {self._name} has one")
+
+    def _require_told(self, keys: Sequence[str]) -> None:
+        if keys and self._options.delete_column is None:
+            raise _wrong(
+                f"{self._name} is upserted by {', '.join(keys)}: set deleteColumn to the name of a column that says which keys "
+                "were deleted"
+            )
+        if not keys and self._options.delete_column is not None:
+            raise _wrong(f"deleteColumn is for upserted tables, and rows of {self._name} are only ever added")
+
+    def _require_kept(self, begin: VersionsOffset, until: int, now: _Line) -> None:
+        if not now.has(begin.position, until):
+            raise DataLost(
+                f"the changes of {self._name} in epochs {begin.position + 1} to {until} are not all there any more: it can be read "
+                f"as it was, and followed, only from epoch {now.kept} on (see retainEpochs). Begin anew, with a new checkpoint"
+            )
+
+    def _require_same(self, offset: VersionsOffset, now: _Line) -> None:
         if offset.table != now.table:
             raise DataLost(
                 f"{self._name} is another table than the one that was read up to epoch {offset.position}: it was dropped and made "
@@ -313,12 +398,10 @@ class PostgresVersions(Source[VersionsSplit]):
                 "to an earlier moment"
             )
 
-    def _require_whole(
-        self, committed: Mapping[int, int], found: Sequence[tuple[int, int, int]], positions: range
-    ) -> None:
+    def _require_whole(self, committed: Mapping[int, int], found: Sequence[_Counted], positions: range) -> None:
         there: dict[int, int] = {}
-        for position, _, rows in found:
-            there[position] = there.get(position, 0) + rows
+        for each in found:
+            there[each.position] = there.get(each.position, 0) + each.rows
         wrong = [
             f"epoch {position} has {there.get(position, 0)} rows of {committed.get(position, 'an unknown number')}"
             for position in positions
@@ -336,15 +419,41 @@ def _wrong(problem: str) -> OptionError:
     return OptionError(problem, problems=[problem])
 
 
-def _counted(connection: Connection, versions: TableName, after: int, until: int) -> list[tuple[int, int, int]]:
-    """Position, page, and how many rows of the one lie in the other."""
+@dataclass(frozen=True)
+class _Counted:
+    """How many rows of one position lie in one page."""
+
+    position: int
+    page: int
+    rows: int
+    wanted: int
+    """Those of them that a range has."""
+
+
+def _counted(
+    connection: Connection, versions: TableName, after: int, until: int, keys: Sequence[str]
+) -> list[_Counted]:
+    position, page = quoted(POSITION), "(ctid::text::point)[0]::bigint"
+    if keys:
+        newest = f"PARTITION BY {', '.join(map(quoted, keys))} ORDER BY {position} DESC, {quoted(ORDER)} DESC"
+        is_wanted = f"row_number() OVER ({newest}) = 1 AND ({after} <> {_NOTHING} OR {quoted(DELETED)} IS NOT TRUE)"
+    else:
+        is_wanted = "true"
     found = connection.execute(
-        f"SELECT {quoted(POSITION)}, (ctid::text::point)[0]::bigint AS page, count(*) "
-        f"FROM {versions.sql_beside_parameters} "
-        f"WHERE {quoted(POSITION)} > %s AND {quoted(POSITION)} <= %s GROUP BY 1, 2".encode(),
-        (after, until),
+        f"SELECT position, page, count(*), count(*) FILTER (WHERE is_wanted) FROM "
+        f"(SELECT {position} AS position, {page} AS page, {is_wanted} AS is_wanted FROM {versions.sql} "
+        f"WHERE {position} > {after} AND {position} <= {until}) AS every GROUP BY 1, 2".encode()
     )
-    return found.fetchall()
+    return [_Counted(*row) for row in found]
+
+
+def _newest(versions: TableName, keys: Sequence[str], after: int, until: int) -> str:
+    """A condition: of `read`, the rows that a range has. What is newer than a row of it is in it too, or newer than its end."""
+    position, order = quoted(POSITION), quoted(ORDER)
+    same = " AND ".join(f"newer.{quoted(key)} = read.{quoted(key)}" for key in keys)
+    newer = f"newer.{position} <= {until} AND (newer.{position}, newer.{order}) > (read.{position}, read.{order})"
+    condition = f"NOT EXISTS (SELECT FROM {versions.sql} AS newer WHERE {same} AND {newer})"
+    return condition if after > _NOTHING else f"{condition} AND read.{quoted(DELETED)} IS NOT TRUE"
 
 
 def _file_of(connection: Connection, table: int) -> int:

@@ -3,20 +3,37 @@
 ::
 
     sales.orders_versions    every row of every epoch, tagged with its position in the line of epochs, and with its attempt
-    twophase.lines           up to which position readers see them
+    twophase.lines           up to which position readers see them, and from which one on they can be read as they were
     twophase.epochs          how many rows each position has
 
 What has a position up to the pointer is committed, and stays as it is. What has a higher one is nobody's to read.
+
+Of an upserted table, the newest version of each key counts: that of the highest position, and there of the highest order. The keys
+are in its primary key, before the tags: so they are what the table says, and not what somebody is set to. Versions that newer
+ones have followed may be deleted, up to the position that is kept; those that are newer are all there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from twophase.clients.postgres.database import Connection
-from twophase.clients.postgres.table_name import CONTROL_SCHEMA, LONGEST_BYTES, TableName
+from twophase.clients.postgres.table_name import CONTROL_SCHEMA, LONGEST_BYTES, TableName, quoted
 
 POSITION, ATTEMPT = "twophase_position", "twophase_attempt"
+ORDER, DELETED = "twophase_order", "twophase_deleted"
 TAGS = (POSITION, ATTEMPT)
-VERSIONS, AS_OF = "_versions", "_as_of"
+UPSERT_TAGS = (*TAGS, ORDER, DELETED)
+"""Of upserted tables: also which of an epoch's rows is the newest of its key, and whether it deletes it."""
+IDENTIFYING = (POSITION, ORDER, ATTEMPT)
+"""What the primary key of an upserted table has behind its keys."""
+VERSIONS, AS_OF, VACUUM = "_versions", "_as_of", "_vacuum"
+_PRIMARY_KEY = """
+SELECT array_agg(a.attname::text ORDER BY k.place) FROM pg_index i
+CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+WHERE i.indrelid = %s AND i.indisprimary
+"""
 
 
 def problem_with(name: TableName) -> str:
@@ -30,10 +47,45 @@ def versions_of(name: TableName) -> TableName:
     return TableName(name.schema, name.name + VERSIONS)
 
 
+def keys_of(connection: Connection, versions: int) -> tuple[str, ...]:
+    """By which columns the table with this object id is upserted; none if its rows are only ever added."""
+    found = connection.execute(_PRIMARY_KEY, (versions,)).fetchone()
+    columns = tuple(found[0]) if found is not None and found[0] is not None else ()
+    at = len(columns) - len(IDENTIFYING)
+    return columns[:at] if at > 0 and columns[at:] == IDENTIFYING else ()
+
+
+def tags_of(keys: Sequence[str]) -> tuple[str, ...]:
+    """The columns of ours, in a table that is upserted by these keys or by none."""
+    return UPSERT_TAGS if keys else TAGS
+
+
+def newest_sql(name: TableName, columns: Sequence[str], keys: Sequence[str], until: str) -> str:
+    """A SELECT of the table as it was at the position that `until` gives, which is SQL."""
+    named, versions = ", ".join(map(quoted, columns)), versions_of(name).sql
+    if not keys:
+        return f"SELECT {named} FROM {versions} WHERE {quoted(POSITION)} <= {until}"
+    # All downwards, as the primary key lies when it is read backwards.
+    order = ", ".join(f"{quoted(column)} DESC" for column in (*keys, POSITION, ORDER))
+    newest = (
+        f"SELECT DISTINCT ON ({', '.join(map(quoted, keys))}) {named}, {quoted(DELETED)} FROM {versions} "
+        f"WHERE {quoted(POSITION)} <= {until} ORDER BY {order}"
+    )
+    return f"SELECT {named} FROM ({newest}) AS newest WHERE {quoted(DELETED)} IS NOT TRUE"
+
+
 def pointer_of(connection: Connection, name: TableName) -> int | None:
     """The newest position that readers see; None if there is none yet."""
     found = connection.execute(
         f"SELECT position FROM {CONTROL_SCHEMA}.lines WHERE target = %s", (str(name),)
+    ).fetchone()
+    return None if found is None else found[0]
+
+
+def kept_from(connection: Connection, name: TableName) -> int | None:
+    """The first position at which an upserted table can be read as it was; None if all can."""
+    found = connection.execute(
+        f"SELECT kept_from FROM {CONTROL_SCHEMA}.lines WHERE target = %s", (str(name),)
     ).fetchone()
     return None if found is None else found[0]
 
