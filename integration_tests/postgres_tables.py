@@ -139,7 +139,7 @@ class VersionsUnderTest(TableUnderTest):
 
 
 class VersionKeysUnderTest(VersionsUnderTest):
-    """Upserts with versions, of which few are kept, into a table that gets the columns that it lacks."""
+    """Upserts with versions, of which few are kept."""
 
     def sink(self) -> PostgresSink:
         return PostgresSink(
@@ -149,7 +149,6 @@ class VersionKeysUnderTest(VersionsUnderTest):
             write_mode="upsert",
             key_columns=[VALUE],
             create_table=True,
-            schema_change="add",
             retain_epochs=1,
         )
 

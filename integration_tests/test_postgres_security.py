@@ -240,6 +240,22 @@ class SalesVersions(SalesOrders):
         return hidden_in(self.dsn, self.table)
 
 
+class SalesUpserts(SalesVersions):
+    """The same with upserts, of which few versions are kept."""
+
+    def sink(self) -> PostgresSink:
+        return PostgresSink(
+            self.as_role,
+            self.table,
+            mode="mvcc",
+            write_mode="upsert",
+            key_columns=["value"],
+            create_table=True,
+            retain_epochs=1,
+            request_timeout_ms=5_000,
+        )
+
+
 class SalesPrepared(SalesOrders):
     """The same in the mode xa."""
 
@@ -294,6 +310,20 @@ def test_versions_need_exactly_the_documented_rights_too(secured_server: str, ro
         return
     an_epoch(steps)
     assert (steps.visible(), list(steps.target.residue())) == ([1], [])
+
+
+def test_upserts_with_versions_and_their_vacuum_need_no_other_rights(
+    secured_server: str, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(secured_server, CREATE)
+    for grant in [*GRANTS[:-1], *FOR_VERSIONS]:
+        ask(secured_server, grant.replace("orders_query", role))
+    steps = SinkSteps(SalesUpserts(secured_server, dsn_of(secured_server, role)))
+    an_epoch(steps)
+    for number in range(1, 4):
+        steps.epoch(number, [1])
+    assert (steps.visible(), list(steps.target.residue()), caplog.text) == ([1], [], "")
+    assert ask(secured_server, "SELECT kept_from FROM twophase.lines") == [(2,)]
 
 
 @pytest.mark.parametrize("without", [None, *range(len(FOR_READERS))])

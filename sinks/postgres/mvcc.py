@@ -83,6 +83,7 @@ class VersionsTransaction(PostgresTransaction):
     _number: int | None = None
 
     def _receive(self, connection: Connection, layout: Layout) -> str:
+        table.require_unchanged(connection, versions_of(self._place.table), layout)
         self._enter(connection)
         names, upsert = [column.name for column in layout.columns], layout.upsert
         names += [DELETED] if upsert is not None and upsert.delete else []

@@ -230,6 +230,21 @@ def layout_for(
     return Layout(tuple(there[name] for name in kept.names), checks, upsert)
 
 
+def require_unchanged(connection: Connection, table: TableName, layout: Layout) -> None:
+    """That the table is what a task was planned for, from here to the end of the transaction. A binary form does not tell its type:
+    a bigint that is written to a column that has become double precision is another number, without a word."""
+    connection.execute(f"LOCK TABLE ONLY {table.sql} IN ROW EXCLUSIVE MODE")
+    oid = look_up(connection, table)
+    there = {} if oid is None else _there(connection, oid, ())
+    changed = [column.name for column in layout.columns if _type_of(there.get(column.name)) != column.type]
+    if changed:
+        raise SchemaMismatch(f"{table} was altered while the epoch was written: {', '.join(changed)}. Start again")
+
+
+def _type_of(column: TableColumn | None) -> ColumnType | None:
+    return None if column is None else column.type
+
+
 def _there(connection: Connection, oid: int, tags: Collection[str]) -> dict[str, TableColumn]:
     return {
         row[0]: TableColumn(row[0], ColumnType(*row[1:7]), *row[7:])

@@ -84,6 +84,7 @@ class XaTransaction(PostgresTransaction):
     """Rows in the table itself, in a transaction that is prepared."""
 
     def _receive(self, connection: Connection, layout: Layout) -> str:
+        table.require_unchanged(connection, self._place.table, layout)
         return f"{self._place.table.sql} ({layout.names_sql})"
 
     def _tags(self, first: int, count: int) -> list[Column]:
