@@ -83,7 +83,6 @@ class VersionsTransaction(PostgresTransaction):
     _number: int | None = None
 
     def _receive(self, connection: Connection, layout: Layout) -> str:
-        table.require_unchanged(connection, versions_of(self._place.table), layout)
         self._enter(connection)
         names, upsert = [column.name for column in layout.columns], layout.upsert
         names += [DELETED] if upsert is not None and upsert.delete else []
@@ -98,6 +97,8 @@ class VersionsTransaction(PostgresTransaction):
 
     def _register(self, connection: Connection) -> None:
         number = self._enter(connection)
+        if self._rows and self._layout is not None:
+            table.require_unchanged(connection, versions_of(self._place.table), self._layout)
         line.count_rows(connection, number, self._rows)
         prepared = self._plan.prepared
         marker = line.read(connection, self._place.table, lock="FOR SHARE")

@@ -231,9 +231,9 @@ def layout_for(
 
 
 def require_unchanged(connection: Connection, table: TableName, layout: Layout) -> None:
-    """That the table is what a task was planned for, from here to the end of the transaction. A binary form does not tell its type:
+    """That the table, to which this transaction has written, is what its task was planned for. A binary form does not tell a type:
     a bigint that is written to a column that has become double precision is another number, without a word."""
-    connection.execute(f"LOCK TABLE ONLY {table.sql} IN ROW EXCLUSIVE MODE")
+    # Whoever alters the table waits for this transaction from its first row on: what it is now, it was when that came.
     oid = look_up(connection, table)
     there = {} if oid is None else _there(connection, oid, ())
     changed = [column.name for column in layout.columns if _type_of(there.get(column.name)) != column.type]

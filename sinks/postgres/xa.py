@@ -84,7 +84,6 @@ class XaTransaction(PostgresTransaction):
     """Rows in the table itself, in a transaction that is prepared."""
 
     def _receive(self, connection: Connection, layout: Layout) -> str:
-        table.require_unchanged(connection, self._place.table, layout)
         return f"{self._place.table.sql} ({layout.names_sql})"
 
     def _tags(self, first: int, count: int) -> list[Column]:
@@ -92,6 +91,8 @@ class XaTransaction(PostgresTransaction):
 
     def _register(self, connection: Connection) -> None:
         prepared = self._plan.prepared
+        if self._rows and self._layout is not None:
+            table.require_unchanged(connection, self._place.table, self._layout)
         connection.execute(
             f"INSERT INTO {SCHEMA}.slots (target, owner, slot, epoch, attempt, offsets, base, rows) "
             "VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
