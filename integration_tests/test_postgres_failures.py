@@ -35,6 +35,8 @@ from twophase.testing.tcp_proxy import Fault, TcpProxy
 pytestmark = pytest.mark.servers
 
 WAYS = ("wal", "wal upsert", "mvcc", "mvcc upsert", "xa")
+SLOW_WAYS = ("wal upsert", "mvcc upsert", "xa")
+"""For what takes seconds."""
 FAULTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.DROP_REPLY_AND_CUT)
 
 
@@ -126,6 +128,7 @@ def is_asked(message: bytes) -> bool:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", SLOW_WAYS, indirect=True)
 def test_a_connection_that_is_lost_at_any_message_of_an_epoch_loses_and_doubles_nothing(
     target: Written, tmp_path: Path
 ) -> None:
@@ -162,6 +165,7 @@ WITHIN_COMMIT = {"xa": ("postgres.slot_committed",)}
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", SLOW_WAYS, indirect=True)
 def test_a_server_that_is_killed_at_any_step_of_an_epoch_loses_and_doubles_nothing(
     target: Written, tmp_path: Path, postgres_server: Server[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +310,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serve
         folder.rmdir()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SLOW_WAYS)
 def test_a_full_disk_is_said_and_when_there_is_room_again_nothing_is_missing(
     small_disk: tuple[Server[str], Path], tmp_path: Path, way: str
 ) -> None:

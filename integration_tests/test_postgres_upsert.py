@@ -306,3 +306,30 @@ def test_a_running_count_by_exactly_once_is_what_a_batch_counts(
     expected = {key: len([i for i in place.ids if i % 7 == key]) for key in range(7)}
     assert dict(ask(target.dsn, f"SELECT k, count FROM {target.table}")) == expected
     assert list(target.residue()) == []
+
+
+def test_upserts_chain_through_spark_and_can_be_read_as_they_were(
+    spark: SparkSession, place: Place, postgres_server: Server[str]
+) -> None:
+    """A count by key into a table with versions; a second query follows that, and has the same table in the end."""
+    first, second = UpsertedVersions(postgres_server.endpoint), Upserted(postgres_server.endpoint)
+    sink = PostgresSink(
+        first.dsn, first.table, mode="mvcc", write_mode="upsert", key_columns=["k"], create_table=True, retain_epochs=3
+    )
+    told = {"dsn": first.dsn, "versionsOf": first.table}
+    to = {"dsn": first.dsn, "table": second.table, "writeMode": "upsert", "keyColumns": "k", "deleteColumn": "gone"}
+    for _ in range(2):
+        place.add_orders(3)
+        counts = orders(spark, place, files_per_epoch=1).selectExpr("id % 7 AS k").groupBy("k").count()
+        run(write_by(twophase.exactly_once(sink), counts, place, mode="update"))
+        changes = spark.readStream.format("twophase-postgres").options(**told, deleteColumn="gone").load()
+        following = changes.writeStream.format("twophase-postgres").options(**to, createTable="true")
+        run(following.option("checkpointLocation", str(place.root / "second")).trigger(availableNow=True).start())
+    expected = {key: len([i for i in place.ids if i % 7 == key]) for key in range(7)}
+    for table in (first.table, second.table):
+        assert dict(ask(first.dsn, f"SELECT k, count FROM {table}")) == expected
+    read = spark.read.format("twophase-postgres").options(**told)
+    assert {row.k: row["count"] for row in read.load().collect()} == expected
+    assert sum(row["count"] for row in read.option("asOfEpoch", 4).load().collect()) == 250
+    with pytest.raises(Exception, match=r"asOfEpoch is 0, and .* only from epoch 2 on"):
+        read.option("asOfEpoch", 0).load().count()

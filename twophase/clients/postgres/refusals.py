@@ -13,6 +13,8 @@ from twophase.errors import OutcomeUnknown, SchemaMismatch, TargetUnavailable, T
 _PASSING_STATES = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "55006")
 """Lost connections, a server that stops, starts or has no room, transactions that others stood in the way of, and a slot that
 somebody reads from: rolled back, or looked up by whoever tries again."""
+_ROLLED_BACK = ("40001", "40P01")
+"""Passing, and known to have changed nothing."""
 _PASSING_WORDS = (
     "starting up",
     "shutting down",
@@ -29,6 +31,7 @@ _ADVICE = {
     "28": "the server does not accept the user: look at user and password in dsn",
     "3D000": "there is no such database: look at dsn",
     "3F000": "the schema is not there",
+    "40": "the transaction was rolled back, because others stood in its way",
     "42501": "the user lacks a right",
     "42P01": "the table is not there",
     "53100": "the server's disk is full",
@@ -68,7 +71,7 @@ def explained(error: psycopg.Error, doing: str) -> TwophaseError:
 
 def unknown(error: psycopg.Error, doing: str) -> TwophaseError:
     """The same for a step that may have been taken when the connection was lost."""
-    if is_passing(error):
+    if is_passing(error) and error.sqlstate not in _ROLLED_BACK:
         said = " ".join(str(error).split())
         return OutcomeUnknown(f"{doing}: the server does not answer, and may have done it or not ({said}). Start again")
     return explained(error, doing)
