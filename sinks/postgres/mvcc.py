@@ -151,32 +151,53 @@ class MvccMode:
     def require_fit(self, schema: pa.Schema) -> None:
         def work(connection: Connection) -> None:
             oid = self._look_up(connection, schema)
-            if oid is not None:
+            if oid is not None and not self.options.adds_columns:
+                self._layout(connection, oid, schema)
+            elif oid is not None:
                 self._lacking(connection, oid, schema)
+            elif control_schema.is_there(connection):
+                self._require_new(line.read(connection, self.table))
 
         self.database.run(work, doing=f"looking at the table {self.table}")
 
     def _prepare(self, prepared: PreparedEpoch, schema: pa.Schema, connection: Connection) -> Layout:
-        versions, upsert = versions_of(self.table), self.options.upsert
-        oid = self._look_up(connection, schema)
-        if oid is None and prepared.origin is not None:
-            raise TargetUnavailable(
-                f"the table {versions} is gone, and its line is at {_shown(prepared.origin)}: restore it, or remove all "
-                "that is left of it"
-            )
+        upsert, oid = self.options.upsert, self._look_up(connection, schema)
         if oid is None:
+            self._require_new(prepared.origin)
             self._view(tuple(_kept(schema, upsert))).create(connection, table.columns_sql(self.table, schema, upsert))
             oid = self._look_up(connection, schema)
         assert oid is not None, "there is no table right after it was created"
-        added, shown = self._lacking(connection, oid, schema)
-        if added or set(_kept(schema, upsert)) - set(shown):
+        if self.options.adds_columns:
+            self._add_columns(connection, prepared, oid, schema)
+        return self._layout(connection, oid, schema)
+
+    def _add_columns(self, connection: Connection, prepared: PreparedEpoch, oid: int, schema: pa.Schema) -> None:
+        added, hidden = self._lacking(connection, oid, schema), self._hidden(connection, schema)
+        if added or hidden:
             control_schema.require_newest(connection, Place(self.table, prepared.owner), prepared.generation)
-            if added:
-                table.add_columns(connection, versions, added)
-            self._view((*shown, *(name for name in _kept(schema, upsert) if name not in shown))).show(connection)
+        if added:
+            table.add_columns(connection, versions_of(self.table), added)
+        if hidden:
+            self._view((*self._shown(connection), *hidden)).show(connection)
+
+    def _layout(self, connection: Connection, oid: int, schema: pa.Schema) -> Layout:
+        """How rows of this schema are written to the versions, as they are."""
+        upsert, versions = self.options.upsert, versions_of(self.table)
+        self._require_keys(connection, oid)
         layout = table.layout_for(connection, versions, oid, schema, upsert, tags=self._tags)
+        if hidden := self._hidden(connection, schema):
+            raise SchemaMismatch(
+                f"the view {self.table} does not show {', '.join(hidden)}, which its versions have: set schemaChange to add"
+            )
         table.require_rights(connection, versions, oid, layout, ("INSERT",))
         return layout
+
+    def _require_new(self, marker: Marker | None) -> None:
+        if marker is not None:
+            raise TargetUnavailable(
+                f"the table {versions_of(self.table)} is gone, and its line is at {_shown(marker)}: restore it, or remove all that "
+                "is left of it"
+            )
 
     @property
     def _tags(self) -> tuple[str, ...]:
@@ -198,28 +219,27 @@ class MvccMode:
             table.columns_sql(self.table, schema, self.options.upsert)
         return oid
 
-    def _lacking(
-        self, connection: Connection, oid: int, schema: pa.Schema
-    ) -> tuple[Sequence[pa.Field[Any]], tuple[str, ...]]:
-        """The columns that the versions lack, if these may be added, and those that the view shows; SchemaMismatch if the rows do
-        not fit."""
-        upsert, versions = self.options.upsert, versions_of(self.table)
-        if problem := _other_keys(keys_of(connection, oid), upsert):
-            raise SchemaMismatch(f"the rows do not fit {self.table}: {problem}")
-        may_add = self.options.adds_columns
-        added = table.require_fit(connection, versions, oid, schema, upsert, tags=self._tags, may_add=may_add)
-        shown = tuple(
-            name
-            for (name,) in connection.execute(
-                "SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 ORDER BY a.attnum",
-                (self.table.sql,),
-            )
+    def _lacking(self, connection: Connection, oid: int, schema: pa.Schema) -> list[pa.Field[Any]]:
+        """The columns that the versions lack; SchemaMismatch if the rows do not fit for another reason."""
+        self._require_keys(connection, oid)
+        versions = versions_of(self.table)
+        return table.require_fit(connection, versions, oid, schema, self.options.upsert, tags=self._tags)
+
+    def _hidden(self, connection: Connection, schema: pa.Schema) -> list[str]:
+        """The columns of the rows that the view does not show."""
+        shown = self._shown(connection)
+        return [name for name in _kept(schema, self.options.upsert) if name not in shown]
+
+    def _shown(self, connection: Connection) -> list[str]:
+        found = connection.execute(
+            "SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 ORDER BY a.attnum",
+            (self.table.sql,),
         )
-        if not may_add and (hidden := [name for name in _kept(schema, upsert) if name not in shown]):
-            raise SchemaMismatch(
-                f"the view {self.table} does not show {', '.join(hidden)}, which its versions have: set schemaChange to add"
-            )
-        return added, shown
+        return [name for (name,) in found]
+
+    def _require_keys(self, connection: Connection, oid: int) -> None:
+        if problem := _other_keys(keys_of(connection, oid), self.options.upsert):
+            raise SchemaMismatch(f"the rows do not fit {self.table}: {problem}")
 
     def _require_view(self, connection: Connection, *, is_ours: bool) -> None:
         found = connection.execute(

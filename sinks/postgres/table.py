@@ -149,7 +149,7 @@ def prepared(
         raise TargetUnavailable(f"there is no table {name}: create it, or set createTable to true")
     lacking = () if upsert is None else tuple(upsert.lacking(connection, name, oid))
     if before_adding is not None:
-        added = require_fit(connection, name, oid, schema, upsert, lacking=lacking, may_add=True)
+        added = require_fit(connection, name, oid, schema, upsert, lacking=lacking)
         if added:
             before_adding(connection)
             add_columns(connection, name, added)
@@ -194,22 +194,14 @@ def require_fit(
     *,
     tags: Collection[str] = (),
     lacking: Iterable[str] = (),
-    may_add: bool,
 ) -> list[pa.Field[Any]]:
-    """The columns that the table lacks, if they may be added; SchemaMismatch with everything that keeps these rows from the table.
+    """The columns that the table lacks, and may be given; SchemaMismatch with everything else that keeps these rows from it.
 
-    `tags` are columns of ours, `lacking` is what else is wrong with it.
+    `tags` are columns of ours, `lacking` is what else is wrong with the table.
     """
     there, kept = _there(connection, oid, tags), _kept(schema, upsert)
-    added = [field for field in kept if may_add and field.name not in there and not _nearly(field.name, there)]
-    problems = [*_bad_names(schema), *_wrong_keys(schema, upsert)]
-    problems += [_unheld(field) for field in added if sql_type(field.type) is None]
-    problems += _differences(there, pa.schema([field for field in kept if field not in added]))
-    problems += lacking
-    if upsert is not None and upsert.delete in there:
-        problems.append(f"the table has a column {upsert.delete!r}, and deleteColumn is one of the rows alone")
-    if problems:
-        raise _mismatch(table, problems)
+    added = [field for field in kept if field.name not in there and not _nearly(field.name, there)]
+    _require_fit(table, there, schema, upsert, added, lacking)
     return added
 
 
@@ -223,11 +215,29 @@ def layout_for(
     tags: Collection[str] = (),
     lacking: Iterable[str] = (),
 ) -> Layout:
-    """How these rows are written to the table, as it is."""
-    require_fit(connection, table, oid, schema, upsert, tags=tags, lacking=lacking, may_add=False)
+    """How these rows are written to the table, as it is; SchemaMismatch with everything that keeps them from it."""
     there, kept = _there(connection, oid, tags), _kept(schema, upsert)
+    _require_fit(table, there, schema, upsert, (), lacking)
     checks = tuple(row[0] for row in connection.execute(_CHECKS, (oid, kept.names)))
     return Layout(tuple(there[name] for name in kept.names), checks, upsert)
+
+
+def _require_fit(
+    table: TableName,
+    there: Mapping[str, TableColumn],
+    schema: pa.Schema,
+    upsert: Upsert | None,
+    added: Sequence[pa.Field[Any]],
+    lacking: Iterable[str],
+) -> None:
+    problems = [*_bad_names(schema), *_wrong_keys(schema, upsert)]
+    problems += [_unheld(field) for field in added if sql_type(field.type) is None]
+    problems += _differences(there, pa.schema([field for field in _kept(schema, upsert) if field not in added]))
+    problems += lacking
+    if upsert is not None and upsert.delete in there:
+        problems.append(f"the table has a column {upsert.delete!r}, and deleteColumn is one of the rows alone")
+    if problems:
+        raise _mismatch(table, problems)
 
 
 def require_unchanged(connection: Connection, table: TableName, layout: Layout) -> None:
