@@ -21,16 +21,15 @@ from twophase.testing.sink_target import SinkTarget
 
 Mode = Literal["wal", "mvcc", "xa"]
 
-COLUMNS = pa.schema(
-    {
-        "id": pa.int64(),
-        "customer": pa.string(),
-        "city": pa.string(),
-        "amount": pa.float64(),
-        "at": pa.timestamp("us", "UTC"),
-        "note": pa.string(),
-    }
-)
+_TYPES: dict[str, pa.DataType] = {
+    "id": pa.int64(),
+    "customer": pa.string(),
+    "city": pa.string(),
+    "amount": pa.float64(),
+    "at": pa.timestamp("us", "UTC"),
+    "note": pa.string(),
+}
+COLUMNS = pa.schema(_TYPES)
 _SQL = 'id bigint, customer text, city text, amount double precision, "at" timestamptz, note text'
 
 

@@ -46,7 +46,7 @@ class Reader:
         with psycopg.connect(self._target.dsn) as connection:
             connection.isolation_level = self._level
             while not self._stop.is_set():
-                seen = dict(connection.execute(asked).fetchall())
+                seen: Seen = dict(connection.execute(asked).fetchall())
                 connection.rollback()
                 if not self.reads or seen != self.reads[-1]:
                     self.reads.append(seen)

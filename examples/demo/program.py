@@ -66,11 +66,8 @@ def _exactly_once(orders: Any, told: Told) -> Any:
         epoch.write("files", batch)
         epoch.write("postgres", batch)
 
-    sinks = {
-        "files": FilesSink(f"{told.place}/table"),
-        "postgres": PostgresSink(told.dsn, told.table, create_table=True),
-    }
-    return _started(orders, told, twophase.exactly_once(write, **sinks))
+    files, table = FilesSink(f"{told.place}/table"), PostgresSink(told.dsn, told.table, create_table=True)
+    return _started(orders, told, twophase.exactly_once(write, files=files, postgres=table))
 
 
 def _plain(orders: Any, told: Told, gate: Gate) -> Any:
