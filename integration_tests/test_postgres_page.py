@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +16,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from examples import files_to_postgres
+from integration_tests.jdbc_program import FROM_JDBC, PAGE
 from integration_tests.postgres_tables import ask
 from integration_tests.streams import Place, orders, run
 from tests.markdown import blocks, section
 from twophase.clients.postgres.database import close_idle
+from twophase.testing.child import running
 from twophase.testing.crash import orders as order_rows
 from twophase.testing.servers import postgres
 from twophase.testing.servers.server import Server
 
 pytestmark = pytest.mark.servers
 
-PAGE = Path(__file__).parents[1] / "docs" / "postgres.md"
 COLUMNS = "id bigint, name text, amount double precision"
 
 
@@ -140,10 +142,18 @@ def test_a_query_that_wrote_by_jdbc_goes_on_by_the_format(
 ) -> None:
     told = psycopg.conninfo.conninfo_to_dict(dsn)
     url = f"jdbc:postgresql://{told['host']}:{told['port']}/{told['dbname']}?user={told['user']}"
-    spark.sql(f"ADD JAR '{postgres.jdbc_driver()}'")
-    before, after = code_of("From a JDBC `foreachBatch`")
+    _, after = code_of(FROM_JDBC)
     place.add_orders(2)
-    run_code(before, place, reference, spark=spark, orders=orders(spark, place), url=url)
+    command = [
+        sys.executable,
+        "-m",
+        "integration_tests.jdbc_program",
+        str(place.root),
+        url,
+        str(postgres.jdbc_driver()),
+    ]
+    with running(command, output=place.root / "output.txt", cwd=PAGE.parents[1]) as child:
+        child.wait_for((place.root / "appended").exists, "what JDBC appends", timeout_s=240)
     assert not difference(place, dsn)
     place.add_orders(3)
     run_code(after, place, reference, spark=spark, orders=orders(spark, place))
