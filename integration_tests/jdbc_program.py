@@ -1,4 +1,4 @@
-"""The query of docs/postgres.md that appends by JDBC, in a session of its own: one that has PostgreSQL's driver beside Spark's jars."""
+"""The query of docs/postgres.md that appends by JDBC, in a session that has PostgreSQL's driver beside Spark's jars."""
 
 from __future__ import annotations
 
