@@ -31,14 +31,19 @@ def table(results: Mapping[str, Sequence[Measured]], *, beside: str) -> str:
     cost: Callable[[Measured], float] = lambda m: m.cpu_us_per_row  # noqa: E731
     for name, runs in results.items():
         speeds, costs = [speed(run) for run in runs], [cost(run) for run in runs]
-        # Of runs side by side, and then the median: what slows the machine for a minute slows both.
-        ratios = [speed(a) / speed(b) for a, b in zip(runs, results[beside], strict=True)]
-        costs_ratio = [cost(a) / cost(b) for a, b in zip(runs, results[beside], strict=True)]
+        speed_ratios, cost_ratios = (ratios(results, name, beside=beside, of=of) for of in (speed, cost))
         lines.append(
             f"{name:<16}{median(speeds):>12,.0f}{spread(speeds):>6.0%}{median(costs):>12.2f}{spread(costs):>6.0%}"
-            f"{median(ratios):>14.2f}{median(costs_ratio):>12.2f}"
+            f"{median(speed_ratios):>14.2f}{median(cost_ratios):>12.2f}"
         )
     return "\n".join(lines)
+
+
+def ratios(
+    results: Mapping[str, Sequence[Measured]], name: str, *, beside: str, of: Callable[[Measured], float]
+) -> list[float]:
+    """Of runs side by side: what slows the machine for a minute slows both."""
+    return [of(a) / of(b) for a, b in zip(results[name], results[beside], strict=True)]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -76,6 +81,28 @@ def plot(path: Path, panels: Mapping[str, Mapping[str, Sequence[Measured]]]) -> 
         axes.invert_yaxis()
         axes.set_title(title, fontsize=10)
     all_axes[-1, 0].set_xlabel("thousand rows a second (bar: median, dots: runs)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def curves(
+    path: Path, lines: Mapping[str, Mapping[int, Sequence[float]]], title: str, across: str, upwards: str
+) -> bool:
+    """A picture of what grows with what, both in powers of ten: a line of medians, with every run as a dot; False without
+    matplotlib."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return False
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name, points in lines.items():
+        (line,) = axes.plot(list(points), [median(each) for each in points.values()], label=name)
+        for at, values in points.items():
+            axes.plot([at] * len(values), values, "o", color=line.get_color(), markersize=4, alpha=0.6)
+    axes.set(xscale="log", yscale="log", title=title, xlabel=across, ylabel=upwards)
+    axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

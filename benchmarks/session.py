@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.processor_time import processor_s
 from benchmarks.run import Run
 from twophase.testing.child import kill_session, pids_of_session
 
 ROOT = Path(__file__).resolve().parent.parent
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,7 +55,7 @@ class Session:
 
     def run(self, told: Run) -> Measured:
         assert self._process.stdin is not None
-        before = self._cpu_s()
+        before = processor_s(pids_of_session(self._process.pid))
         self._process.stdin.write(told.to_line() + "\n")
         self._process.stdin.flush()
         said = self._answer()
@@ -64,7 +64,7 @@ class Session:
         return Measured(
             rows=said["rows"],
             seconds=said["seconds"],
-            cpu_s=self._cpu_s() - before,
+            cpu_s=processor_s(pids_of_session(self._process.pid)) - before,
             epoch_ms=tuple(said["epoch_ms"]),
             python_bytes=self._python_bytes(),
             seen=said["seen"],
@@ -78,17 +78,6 @@ class Session:
                 return dict(json.loads(line[start:]))
         self._errors.seek(0)
         raise SystemExit(f"the application ended:\n{self._errors.read()[-4000:]}")
-
-    def _cpu_s(self) -> float:
-        """Of every process of the session, and of those that they have waited for."""
-        ticks = 0
-        for pid in pids_of_session(self._process.pid):
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            ticks += sum(int(each) for each in fields[11:15])  # own and children's, user and system
-        return ticks / _TICKS_PER_S
 
     def _python_bytes(self) -> int:
         total = 0

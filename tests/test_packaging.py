@@ -68,7 +68,8 @@ def test_the_wheel_has_every_package_what_is_no_module_and_the_license(wheel: Pa
     files = files_below(wheel, "*")
 
     assert {f"{package.replace('.', '/')}/__init__.py" for package in FOLDER_OF} <= files
-    assert {"twophase/py.typed", "twophase/testing/servers/servers.xml"} <= files
+    lists = {f"twophase/testing/servers/{name}.xml" for name in ("servers", "jdbc")}
+    assert {"twophase/py.typed", *lists} <= files
     assert any(file.endswith(".dist-info/licenses/LICENSE") for file in files)
 
 

@@ -2,7 +2,8 @@
 
     make demo
 
-Exit status 1 if twophase lost or duplicated a row.
+Both write every epoch to two targets, a table of files and a table of a PostgreSQL server that the demo starts. Exit status 1 if
+twophase lost or duplicated a row in either.
 """
 
 from __future__ import annotations
@@ -10,27 +11,37 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from psycopg.conninfo import conninfo_to_dict
 
 from examples.demo.gate import Gate
+from examples.demo.program import Told
 from twophase.failpoints import Fault, arm, trace
 from twophase.testing.child import Child, running
+from twophase.testing.servers import postgres
+from twophase.testing.servers.server import ServerUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 1_000_000
 EPOCHS = 20
 FILES_PER_EPOCH = 2
+TARGETS = ("files", "PostgreSQL")
 TIMEOUT_S = 300.0
 BAR = 30
+TITLES = {"twophase": "twophase.exactly_once", "plain": "plain foreachBatch appends"}
+HITS_PER_EPOCH = {"task.written": 2 * len(TARGETS), "commit.after_sink": len(TARGETS)}
+"""Two tasks for each target; where it is not here, once."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +57,34 @@ class Step:
 
 STEPS = (
     Step(3, "while its tasks write", "task.written", "while its tasks write", "written"),
-    Step(7, "all tasks done, nothing decided", "decide.before_publish", "rows appended, not logged", "appended"),
-    Step(11, "decided, nothing visible yet", "decide.published", "while its tasks write", "written"),
-    Step(15, "visible, not logged by Spark", "commit.done", "rows appended, not logged", "appended"),
+    Step(7, "all tasks done, nothing decided", "decide.before_publish", "in the files, not in PostgreSQL", "half"),
+    Step(11, "visible in the files, not in PostgreSQL", "commit.after_sink", "while its tasks write", "written"),
+    Step(15, "visible in both, not logged by Spark", "commit.done", "in both, not logged by Spark", "appended"),
 )
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a reader finds in one target."""
+
+    found: int
+    lost: int
+    duplicated: int
 
 
 @dataclass
 class Outcome:
     """What became of one pipeline."""
 
-    name: str
-    table: Path
+    told: Told
     kills: int = 0
     replayed: int = 0
     recovery_s: list[float] = field(default_factory=list)
-    found: int = 0
-    lost: int = 0
-    duplicated: int = 0
+    counts: Mapping[str, Count] = field(default_factory=dict)
 
     @property
     def is_right(self) -> bool:
-        return self.lost == self.duplicated == 0
+        return all(count.lost == count.duplicated == 0 for count in self.counts.values())
 
 
 def main() -> int:
@@ -76,13 +93,41 @@ def main() -> int:
             "The demo runs Spark, which needs Java 17 or newer: install a JRE (on Debian: apt install default-jre-headless)."
         )
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the driver is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that driver and server are ended too
     folder = Path(tempfile.mkdtemp(prefix="twophase-demo-"))
-    print(f"{ROWS:,} orders, {EPOCHS} epochs, 4 kills (kill -9 of the whole driver) for each of two pipelines.\n")
+    print(f"{ROWS:,} orders, {EPOCHS} epochs, each into files and into PostgreSQL.")
+    print("4 kills (kill -9 of the whole driver) for each of two pipelines.\n")
     write_orders(folder / "input")
-    outcomes = [run_pipeline("twophase", folder), run_pipeline("plain", folder)]
-    report(outcomes)
-    return 0 if outcomes[0].is_right else 1
+    (folder / "server").mkdir()
+    try:
+        driver = postgres.jdbc_driver()
+        with postgres.on_this_machine(folder / "server") as server:
+            outcomes = [run_pipeline(told(way, folder, server.endpoint, driver)) for way in TITLES]
+            report(outcomes)
+            inspect(outcomes[0])
+    except ServerUnavailable as error:
+        print(f"The demo needs a PostgreSQL server and the driver by which JDBC comes to it: {error}")
+        return 1
+    right = outcomes[0].is_right
+    print(
+        "twophase: every row once." if right else "twophase LOST OR DUPLICATED ROWS: this is a bug, please report it."
+    )
+    return 0 if right else 1
+
+
+def told(way: str, folder: Path, dsn: str, driver: Path) -> Told:
+    place, parts = folder / way, conninfo_to_dict(dsn)
+    place.mkdir()
+    return Told(
+        way=way,
+        input=str(folder / "input"),
+        files_per_epoch=FILES_PER_EPOCH,
+        place=str(place),
+        dsn=dsn,
+        url=f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}?user={parts['user']}",
+        table=f"public.orders_{way}",
+        driver=str(driver),
+    )
 
 
 def write_orders(folder: Path) -> None:
@@ -98,15 +143,13 @@ def write_orders(folder: Path) -> None:
         os.utime(folder / f"{number:04}.parquet", (now - files + number, now - files + number))
 
 
-def run_pipeline(way: str, folder: Path) -> Outcome:
-    place = folder / way
-    place.mkdir()
-    outcome = Outcome(way, place / "table")
+def run_pipeline(told: Told) -> Outcome:
+    outcome, place, way = Outcome(told), Path(told.place), told.way
     for step in (*STEPS, None):
         began = time.monotonic()
         before = committed_epochs(place)
         with running(
-            [sys.executable, "-m", "examples.demo.program", way, str(folder), str(FILES_PER_EPOCH)],
+            [sys.executable, "-m", "examples.demo.program", told.to_text()],
             output=place / f"output-{outcome.kills}.txt",
             cwd=ROOT,
             failpoints=place / "failpoints",
@@ -117,13 +160,13 @@ def run_pipeline(way: str, folder: Path) -> Outcome:
             else:
                 progress.watch(driver, armed(way, place, step))
                 what = step.what if way == "twophase" else step.plain
-                say(f"{way:<9} killed in epoch {step.epoch:>2}, {what}")
+                say(f"{way:<9} killed in epoch {logged_epochs(place) - 1:>2}, {what}")
                 outcome.kills += 1
                 outcome.replayed += logged_epochs(place) - committed_epochs(place)
             if progress.recovered_s is not None and before:
                 outcome.recovery_s.append(progress.recovered_s)
     say(f"{way:<9} all read, after {outcome.kills} kills")
-    outcome.found, outcome.lost, outcome.duplicated = count(outcome.table)
+    outcome.counts = dict(zip(TARGETS, (count_files(place / "table"), count_table(told)), strict=True))
     return outcome
 
 
@@ -141,8 +184,8 @@ def armed(way: str, place: Path, step: Step) -> Callable[[], bool]:
     failpoints = place / "failpoints"
     # A failpoint counts its hits from the start of a run; the run begins with the first epoch that is not committed.
     first = committed_epochs(place)
-    per_epoch = 2 if step.failpoint.startswith("task.") else 1
-    arm(failpoints, Fault(step.failpoint, "pause", per_epoch * (step.epoch - first) + 1, timeout_s=TIMEOUT_S))
+    hit = HITS_PER_EPOCH.get(step.failpoint, 1) * (step.epoch - first) + 1
+    arm(failpoints, Fault(step.failpoint, "pause", hit, timeout_s=TIMEOUT_S))
     return lambda: any(hit.action == "pause" for hit in trace(failpoints))
 
 
@@ -193,40 +236,58 @@ def _numbered(folder: Path) -> int:
     return max((int(path.name) for path in folder.glob("*") if path.name.isdigit()), default=-1) + 1
 
 
-def count(table: Path) -> tuple[int, int, int]:
-    """Rows found, lost and duplicated, as any reader of parquet files sees them."""
+def count_files(table: Path) -> Count:
+    """As any reader of parquet files sees them."""
     files = [
         path for path in table.rglob("*.parquet") if not any(part[0] in "._" for part in path.relative_to(table).parts)
     ]
     ids = np.concatenate([pq.read_table(path, columns=["id"])["id"].to_numpy() for path in files])
+    return _count(ids)
+
+
+def count_table(told: Told) -> Count:
+    """As any client of the database sees them."""
+    with psycopg.connect(told.dsn) as connection:
+        ids = connection.execute(f"SELECT id FROM {told.table}".encode()).fetchall()
+    return _count(np.fromiter((row[0] for row in ids), np.int64, len(ids)))
+
+
+def _count(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Count:
     times = np.bincount(ids, minlength=ROWS)
-    return len(ids), int((times == 0).sum()), int((times[times > 1] - 1).sum())
+    return Count(len(ids), int((times == 0).sum()), int((times[times > 1] - 1).sum()))
 
 
 def report(outcomes: list[Outcome]) -> None:
-    titles = {"twophase": 'format("twophase-files")', "plain": "plain foreachBatch append"}
-    lines: list[tuple[str, Callable[[Outcome], str]]] = [
-        ("rows expected", lambda _: f"{ROWS:,}"),
-        ("rows found", lambda o: f"{o.found:,}"),
-        ("rows lost", lambda o: f"{o.lost:,}"),
-        ("rows duplicated", lambda o: f"{o.duplicated:,}"),
+    by_target: list[tuple[str, Callable[[Count], int]]] = [
+        ("rows expected", lambda _: ROWS),
+        ("rows found", lambda count: count.found),
+        ("rows lost", lambda count: count.lost),
+        ("rows duplicated", lambda count: count.duplicated),
+    ]
+    by_pipeline: list[tuple[str, Callable[[Outcome], str]]] = [
         ("times killed (kill -9)", lambda o: str(o.kills)),
         ("epochs replayed", lambda o: str(o.replayed)),
         ("seconds to recover *", lambda o: f"{np.median(o.recovery_s):.1f}" if o.recovery_s else "-"),
     ]
-    print(f"\n{'':<24}" + "".join(f"{titles[o.name]:>28}" for o in outcomes))
-    for title, value in lines:
-        print(f"{title:<24}" + "".join(f"{value(o):>28}" for o in outcomes))
+    print(f"\n{'':<24}" + "".join(f"{TITLES[o.told.way]:>30}" for o in outcomes))
+    print(f"{'':<24}" + "".join(f"{target:>15}" for _ in outcomes for target in TARGETS))
+    for title, number in by_target:
+        print(f"{title:<24}" + "".join(f"{number(o.counts[target]):>15,}" for o in outcomes for target in TARGETS))
+    for title, value in by_pipeline:
+        print(f"{title:<24}" + "".join(f"{value(o):>30}" for o in outcomes))
     print(
         "\n* from the start of the new driver to the first epoch that it commits; most of it is Spark's own start (median)"
     )
     for outcome in outcomes:
-        print(f"  {titles[outcome.name]}: {outcome.table}")
-    print(f"\nLook at it:  twophase inspect {outcomes[0].table.parent / 'checkpoint'}")
-    right = outcomes[0].is_right
-    print(
-        "twophase: every row once." if right else "twophase LOST OR DUPLICATED ROWS: this is a bug, please report it."
-    )
+        print(f"  the files of {TITLES[outcome.told.way]}: {outcome.told.place}/table")
+
+
+def inspect(outcome: Outcome) -> None:
+    """As long as the server is there: it ends with the demo, and its tables with it."""
+    checkpoint = f"{outcome.told.place}/checkpoint"
+    print(f"\n$ twophase inspect {checkpoint}", flush=True)
+    subprocess.run([sys.executable, "-m", "twophase.connectors.command_line", "inspect", checkpoint], check=True)
+    print()
 
 
 if __name__ == "__main__":

@@ -1,48 +1,88 @@
-"""The pipeline of the demo: a folder of orders into a table, through twophase or by a plain append.
+"""The pipeline of the demo: a folder of orders into files and into PostgreSQL, through twophase or by plain appends.
 
-Run as a child of the demo, which kills it. The two ways differ in the lines of `_start` alone.
+Run as a child of the demo, which kills it. The two ways differ in the lines of `_exactly_once` and `_plain` alone.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from examples.demo.gate import Gate
 
+DRIVER = "org.postgresql.Driver"
 SCHEMA = "id bigint, customer string, amount double"
 
 
-def main(way: str, folder: str, files_per_epoch: str) -> int:
+@dataclass(frozen=True)
+class Told:
+    """What the demo tells its pipeline."""
+
+    way: str
+    input: str
+    files_per_epoch: int
+    place: str
+    """Where its checkpoint and its files go."""
+    dsn: str
+    url: str
+    """The same database as JDBC names it."""
+    table: str
+    driver: str
+    """The jar by which JDBC comes there."""
+
+    @classmethod
+    def from_text(cls, text: str) -> Told:
+        return cls(**json.loads(text))
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main(text: str) -> int:
     from pyspark.sql import SparkSession
 
-    import twophase
     from twophase.testing.quick_start import quick_start
 
-    spark = quick_start(SparkSession.builder.master("local[2]")).getOrCreate()
+    told = Told.from_text(text)
+    spark = quick_start(SparkSession.builder.master("local[2]")).config("spark.jars", told.driver).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    twophase.register(spark)
-    orders = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_epoch).parquet(f"{folder}/input")
-    gate = Gate.of(f"{folder}/{way}")
-    orders = orders.mapInArrow(_Passing(gate), SCHEMA) if way == "plain" else orders
-    _start(orders, way, f"{folder}/{way}", gate).awaitTermination()
+    orders = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", told.files_per_epoch).parquet(told.input)
+    query = _exactly_once(orders, told) if told.way == "twophase" else _plain(orders, told, Gate.of(told.place))
+    query.awaitTermination()
     spark.stop()
     return 0
 
 
-def _start(orders: Any, way: str, place: str, gate: Gate) -> Any:
-    writer = orders.writeStream.option("checkpointLocation", f"{place}/checkpoint").trigger(availableNow=True)
-    if way == "twophase":
-        return writer.format("twophase-files").start(f"{place}/table")
+def _exactly_once(orders: Any, told: Told) -> Any:
+    import twophase
+    from twophase.sinks import FilesSink, PostgresSink
 
+    def write(batch: Any, epoch: Any) -> None:
+        epoch.write("files", batch)
+        epoch.write("postgres", batch)
+
+    files, table = FilesSink(f"{told.place}/table"), PostgresSink(told.dsn, told.table, create_table=True)
+    return _started(orders, told, twophase.exactly_once(write, files=files, postgres=table))
+
+
+def _plain(orders: Any, told: Told, gate: Gate) -> Any:
     def append(batch: Any, number: int) -> None:
-        batch.write.mode("append").parquet(f"{place}/table")
+        batch.write.mode("append").parquet(f"{told.place}/table")
+        gate.pass_by("half", number)
+        batch.write.format("jdbc").options(url=told.url, dbtable=told.table, driver=DRIVER).mode("append").save()
         gate.pass_by("appended", number)
 
-    return writer.foreachBatch(append).start()
+    return _started(orders.mapInArrow(_Passing(gate), SCHEMA), told, append)
+
+
+def _started(orders: Any, told: Told, function: Any) -> Any:
+    writer = orders.writeStream.option("checkpointLocation", f"{told.place}/checkpoint")
+    return writer.trigger(availableNow=True).foreachBatch(function).start()
 
 
 class _Passing:

@@ -19,7 +19,7 @@ from pyarrow import types
 
 from twophase import json_lines
 from twophase.errors import SchemaMismatch
-from twophase.sinks.postgres.binary_copy import ArrayOf, Column, Encode, Matrix, big_endian, pc, prefixed, repeated
+from twophase.sinks.postgres.binary_copy import ArrayOf, Column, Encode, Matrix, beside, big_endian, pc, prefixed
 from twophase.sinks.postgres.numerics import numeric
 from twophase.tagged_struct import spark_type_of
 
@@ -200,8 +200,8 @@ def _times(column: Column) -> Matrix:
 
 def _intervals(column: Column) -> Matrix:
     length = pc.fill_null(_in_microseconds(column, pa.duration("us")).cast(pa.int64()), 0)
-    no_days_no_months = repeated(bytes(8), len(column))
-    return np.concatenate((big_endian(length, "i8"), no_days_no_months), axis=1)
+    no_days_no_months = bytes(8)
+    return beside([big_endian(length, "i8"), no_days_no_months], len(column))
 
 
 def _since_2000(values: Column, offset: int, kind: type, shown: pa.DataType) -> Column:

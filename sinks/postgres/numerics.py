@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twophase.sinks.postgres.binary_copy import Column, Matrix, big_endian, repeated
+from twophase.sinks.postgres.binary_copy import Column, Matrix, beside, big_endian
 
 _BASE, _DIGITS = 10_000, 4
 _LIMBS = 5
@@ -28,11 +28,10 @@ def numeric(column: Column) -> Matrix:
     negative, limbs = _magnitudes(column)
     _multiply(limbs, 10 ** (after * _DIGITS - kind.scale))
     digits = [_divide(limbs) for _ in range(before + after)]
-    count = len(column)
-    head = repeated((before + after).to_bytes(2, "big") + (before - 1).to_bytes(2, "big"), count)
+    head = (before + after).to_bytes(2, "big") + (before - 1).to_bytes(2, "big")
     sign = big_endian(np.where(negative, 0x4000, 0), "i2")
-    scale = repeated(max(kind.scale, 0).to_bytes(2, "big"), count)
-    return np.concatenate((head, sign, scale, *(big_endian(each, "i2") for each in reversed(digits))), axis=1)
+    scale = max(kind.scale, 0).to_bytes(2, "big")
+    return beside([head, sign, scale, *(big_endian(each, "i2") for each in reversed(digits))], len(column))
 
 
 def _magnitudes(column: Column) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Limbs]:

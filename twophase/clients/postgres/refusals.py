@@ -24,6 +24,9 @@ _PASSING_WORDS = (
     "not yet accepting",
     "terminating connection",
 )
+_TLS_WORDS = ("certificate", "server does not support SSL")
+"""No certificate gets right by itself, nor does a server that speaks no TLS."""
+_TLS_ADVICE = "what the server shows is not what sslmode, sslrootcert and host in dsn ask for"
 _ADVICE = {
     "22": "a value does not fit its column",
     "23": "rows do not fit the table's constraints",
@@ -51,7 +54,7 @@ def is_passing(error: psycopg.Error) -> bool:
         return False
     # Without a state the connection was lost, or never made. What a server refuses while one connects begins with FATAL.
     said = str(error)
-    return "FATAL" not in said or any(words in said for words in _PASSING_WORDS)
+    return not _is_about_tls(said) and ("FATAL" not in said or any(words in said for words in _PASSING_WORDS))
 
 
 def explained(error: psycopg.Error, doing: str) -> TwophaseError:
@@ -60,13 +63,18 @@ def explained(error: psycopg.Error, doing: str) -> TwophaseError:
     said = " ".join(str(error.diag.message_primary or error).split())
     if state is None:
         is_lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        return TargetUnavailable(f"{doing}: {'no connection' if is_lost else 'the client refused'} ({said})")
+        what = _TLS_ADVICE if is_lost and _is_about_tls(said) else "no connection" if is_lost else "the client refused"
+        return TargetUnavailable(f"{doing}: {what} ({said})")
     advice = next((_ADVICE[key] for key in (state, state[:2]) if key in _ADVICE), "PostgreSQL refused")
     if state.startswith(_MISFITS):
         detail = f" {error.diag.message_detail}" if error.diag.message_detail else ""
         where = f" ({error.diag.context.splitlines()[0]})" if error.diag.context else ""
         return SchemaMismatch(f"{doing}: {advice}: {said}{detail}{where}")
     return TargetUnavailable(f"{doing}: {advice} ({state}: {said})")
+
+
+def _is_about_tls(said: str) -> bool:
+    return any(words in said for words in _TLS_WORDS)
 
 
 def unknown(error: psycopg.Error, doing: str) -> TwophaseError:

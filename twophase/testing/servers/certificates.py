@@ -1,10 +1,12 @@
 """Certificates for servers that speak TLS on this machine: an authority of a test's own, and a server's certificate by it.
 
-They are made by keytool, which comes with the Java that runs the servers: so a test that needs them needs nothing more.
+They are made by keytool, which comes with the Java that runs the servers: so a test that needs them needs nothing more. What is not
+written in Java wants a key as a PEM file, which keytool does not write: that takes openssl.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +43,25 @@ def certificate(folder: Path) -> Certificate:
     return made
 
 
+def private_key(certificate: Certificate, path: Path) -> Path:
+    """The server's certificate and its key as one PEM file, for the eyes of whoever runs this alone."""
+    path.touch(0o600)
+    words = ["pkcs12", "-in", str(certificate.store), "-nodes", "-passin", f"pass:{certificate.password}"]
+    _run("openssl", *words, "-out", str(path))
+    return path
+
+
 def _keytool(store: Path, verb: str, alias: str, *words: str) -> None:
-    command = [str(Path(java()).with_name("keytool")), verb, "-alias", alias, *words]
+    command = [verb, "-alias", alias, *words]
     if verb == "-genkeypair":
         command += ["-dname", f"CN=twophase test {alias}", "-keyalg", "EC", "-validity", "2"]
     command += ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", _PASSWORD]
+    _run(str(Path(java()).with_name("keytool")), *command)
+
+
+def _run(*command: str) -> None:
+    if shutil.which(command[0]) is None:
+        raise ServerUnavailable(f"no certificate can be made without {command[0]}: install it")
     ran = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_MADE_WITHIN_S, check=False
     )

