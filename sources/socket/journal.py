@@ -244,8 +244,8 @@ class Journal:
             raise _short(self, line, place.line)
         return place
 
-    def walked(self, state: State, start: int, end: int) -> Iterator[tuple[Segment, int, int, int]]:
-        """The frames with lines from `start` to `end`: segment, byte, end byte, and the number of its first line."""
+    def walked(self, state: State, start: int, end: int) -> Iterator[tuple[Segment, Frame]]:
+        """The frames with lines from `start` to `end`, by their headers alone."""
         line = start
         while line < end:
             place = self.located(state, line)
@@ -254,10 +254,18 @@ class Journal:
                 for frame in self._frames(file, place.segment, place):
                     if frame.first_line >= end:
                         return
-                    yield place.segment, frame.byte, frame.end_byte, frame.first_line
+                    yield place.segment, frame
                     line = frame.end_line
             if line == before:
                 raise _short(self, end, line)
+
+    def payload(self, segment: Segment, frame: Frame) -> bytes:
+        """The lines of a frame."""
+        with self.opened(segment) as file:
+            payload = payload_of(file, frame)
+        if payload is None:
+            raise damaged(self, segment, frame.first_line)
+        return payload
 
     @contextmanager
     def opened(self, segment: Segment) -> Iterator[int]:
@@ -385,6 +393,12 @@ def not_here(folder: str) -> OptionError:
         "the driver and for all executors. What was received is safe in the driver's journal"
     )
     return OptionError(f"1 problem with the options: {problem}", problems=[problem])
+
+
+def damaged(journal: Journal, segment: Segment, line: int) -> DataLost:
+    return DataLost(
+        f"line {line} can't be read: the file {journal.path(segment)} of the journal was damaged or changed. Restore it from a backup"
+    )
 
 
 def _short(journal: Journal, line: int, there: int) -> DataLost:

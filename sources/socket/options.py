@@ -72,9 +72,9 @@ class SocketSourceOptions:
 
     @property
     def epoch_bytes(self) -> int:
-        """The most that an epoch takes. Spark acknowledges an epoch when it has found rows for the next one: if a single one could
-        hold all that a full journal has, nothing would ever be deleted, and nothing received."""
-        return min(self.max_bytes_per_trigger or self.max_journal_bytes, self.max_journal_bytes // 2)
+        """The most that an epoch takes of the journal. Spark acknowledges an epoch when it has found rows for the next one: if a
+        single one could hold all that a full journal has, nothing would ever be deleted, and nothing received."""
+        return self.max_journal_bytes // 2
 
     def problems(self) -> Iterator[str]:
         if self.segment_bytes > self.max_journal_bytes // SEGMENTS_AT_LEAST:

@@ -8,6 +8,7 @@ begins with a new receiver, and the journal says where.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -124,17 +125,20 @@ class Receiver:
         try:
             skipped = self._begun(sender) if self.options.acknowledge else 0
             while not self._stopping.is_set():
+                # The first time, what came together with the sender's first words.
+                for payload, lines in self._whole_lines(sender.received):
+                    self._wait_for_room()
+                    left_out = min(skipped, lines)
+                    skipped -= left_out
+                    self._take(*_without(payload, lines, left_out))
+                    if self.options.acknowledge:
+                        sender.acknowledge(self._following)
                 self._wait_for_room()
-                if sender.receive():
-                    for payload, lines in self._whole_lines(sender.received):
-                        left_out = min(skipped, lines)
-                        skipped -= left_out
-                        self._take(*_without(payload, lines, left_out))
-                else:
-                    # Also if the sender is silent: a receiver that was overtaken ends, and its query with it.
-                    self._writer.look()
                 if self.options.acknowledge:
                     sender.acknowledge(self._following)
+                if not sender.receive():
+                    # A sender may be silent: a receiver that was overtaken ends all the same, and its query with it.
+                    self._writer.look()
         except ConnectionEnded as ended:
             log.warning("the connection ended", sender=self._sender, why=str(ended))
             if sender.received:
@@ -184,15 +188,20 @@ class Receiver:
             self._writer.look()
 
     def _whole_lines(self, received: bytearray) -> Iterator[tuple[bytes, int]]:
-        """The whole lines at the beginning of what was received, taken from it; ends with an error at one that is too long."""
+        """The whole lines at the beginning of what was received, taken from it, as many at once as a frame may hold; ends with an
+        error at one that is too long."""
         most = self.options.max_line_bytes
         end = received.rfind(b"\n") + 1
         too_long = _first_longer(received[:end], most) if end > most else None
-        cut = end if too_long is None else too_long
-        payload = bytes(received[:cut])
-        del received[:cut]
-        if payload:
-            yield payload, payload.count(b"\n")
+        payload = bytes(received[: end if too_long is None else too_long])
+        del received[: len(payload)]
+        while payload:
+            # A frame is never longer than a segment should be: else a journal that is full could not be emptied.
+            cut = len(payload)
+            if cut > self.options.segment_bytes:
+                cut = payload.rfind(b"\n", 0, self.options.segment_bytes) + 1 or payload.index(b"\n") + 1
+            yield payload[:cut], payload.count(b"\n", 0, cut)
+            payload = payload[cut:]
         if too_long is not None or len(received) > most:
             raise Unreadable(
                 f"the sender at {self._sender} has sent a line of more than {most} bytes, which is maxLineBytes: raise it (and "
@@ -200,7 +209,7 @@ class Receiver:
             )
 
     def _take(self, payload: bytes, lines: int) -> None:
-        if lines:
+        if lines and not self._stopping.is_set():
             self._writer.add(payload, lines, time.time_ns() // 1000)
             self._durable = self._writer.lines
 
@@ -216,7 +225,10 @@ class _Conversation:
         self._connection = connection
         self._told: int | None = None
         self._unsaid = b""
-        connection.settimeout(_POLL_S)
+        # Not by a time-out: with one, Python waits even where the system is told not to.
+        connection.setblocking(False)
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):
@@ -224,33 +236,33 @@ class _Conversation:
 
     def receive(self) -> bool:
         """Wait a moment for bytes, and take all that have come; whether there were any."""
-        data = self._received()
-        if data is None:
+        if not self._readable.poll(1000 * _POLL_S):
             return False
-        if not data:
+        data = self._received()
+        if data == b"":
             raise ConnectionEnded("closed by the sender")
-        self.received += data
-        while len(self.received) < MOST_FRAME_BYTES:
-            # What came while the last lines were being synced goes into one frame. An end is heard of again, by the next call.
-            data = self._received(socket.MSG_DONTWAIT)
-            if not data:
-                break
+        # What came while the last lines were being synced goes into one frame. An end is heard of again, by the next call.
+        begun = len(self.received)
+        while data:
             self.received += data
-        return True
+            data = self._received() if len(self.received) < MOST_FRAME_BYTES else None
+        return len(self.received) > begun
 
-    def _received(self, flags: int = 0) -> bytes | None:
+    def _received(self) -> bytes | None:
         try:
-            return self._connection.recv(RECEIVE_BYTES, flags)
-        except (BlockingIOError, TimeoutError):
+            return self._connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
             return None
         except OSError as error:
             raise ConnectionEnded(str(error)) from error
 
     def say(self, text: bytes) -> None:
         try:
-            self._connection.sendall(text)
+            sent = self._connection.send(text)
         except OSError as error:
             raise ConnectionEnded(str(error)) from error
+        if sent < len(text):
+            raise ConnectionEnded("a new connection takes no words")
 
     def acknowledge(self, following: int) -> None:
         """Tell the sender, unless it knows. A sender that does not listen is not waited for: a later one says more."""
@@ -258,8 +270,8 @@ class _Conversation:
             return
         text = self._unsaid or conversation.acknowledgement(following)
         try:
-            sent = self._connection.send(text, socket.MSG_DONTWAIT)
-        except (BlockingIOError, TimeoutError):
+            sent = self._connection.send(text)
+        except BlockingIOError:
             return
         except OSError as error:
             raise ConnectionEnded(str(error)) from error

@@ -30,7 +30,7 @@ from twophase.local_storage import LocalStorage
 from twophase.options import parse
 from twophase.source import NO_LIMIT, ReadLimit, Source
 from twophase.sources.socket.frames import frames, payload_of
-from twophase.sources.socket.journal import Journal, Segment, State, not_here
+from twophase.sources.socket.journal import Journal, Segment, State, damaged, not_here
 from twophase.sources.socket.options import IGNORED, SocketSourceOptions
 from twophase.sources.socket.receiver import Receiver, is_receiving, receiving, stop_receiving
 from twophase.sources.socket.rows import batch_of, schema_of
@@ -144,7 +144,8 @@ class SocketSource(Source[SocketSplit]):
                 end = min(end, begin.line + max(1, most))
         if end <= begin.line:
             return start
-        most_bytes = min(each for each in (self._options.epoch_bytes, limit.bytes) if each is not None)
+        limits = [each for each in (self._options.max_bytes_per_trigger, limit.bytes) if each is not None]
+        most_bytes = min(limits) if limits else None
         return SocketOffset(begin.journal, self._within(self._known(begin), begin.line, end, most_bytes)).to_text()
 
     def acknowledge(self, end: str) -> None:
@@ -199,10 +200,7 @@ class SocketSource(Source[SocketSplit]):
                     yield _cut(payload, first - frame.first_line, end - first), frame.received_us, end - first
                 line = frame.end_line
         if line < piece.end_line:
-            raise DataLost(
-                f"line {line} can't be read: the file {self._journal.path(piece.segment)} of the journal was damaged or changed. "
-                "Restore it from a backup"
-            )
+            raise damaged(self._journal, piece.segment, line)
 
     def _batch(self, held: Sequence[tuple[bytes, int, int]]) -> pa.RecordBatch:
         payloads, times, counts = zip(*held, strict=True)
@@ -224,36 +222,39 @@ class SocketSource(Source[SocketSplit]):
             )
         return state
 
-    def _within(self, state: State, start: int, end: int, most_bytes: int) -> int:
-        """The end of a range that has not more than so many bytes, but a line at least."""
-        if self._journal.kept_bytes(state) <= most_bytes:
+    def _within(self, state: State, start: int, end: int, most_bytes: int | None) -> int:
+        """The end of a range that has not more than so many bytes of lines, and not more than an epoch may take of the journal;
+        but a line at least."""
+        if most_bytes is None and self._journal.kept_bytes(state) <= self._options.epoch_bytes:
             return end
-        taken = 0
-        for piece in self._pieces(state, start, end):
-            wanted = piece.end_byte - piece.byte
-            if taken + wanted <= most_bytes:
-                taken += wanted
-                continue
-            for payload, _, lines in self._lines(piece):
-                if taken + len(payload) > most_bytes:
-                    fit = payload.count(b"\n", 0, payload.rfind(b"\n", 0, max(0, most_bytes - taken)) + 1)
-                    at = piece.first_line + fit
-                    return at if at > start else start + 1
-                taken += len(payload)
-                piece = replace(piece, first_line=piece.first_line + lines)
+        of_lines = of_journal = 0
+        for segment, frame in self._journal.walked(state, start, end):
+            of_journal += frame.end_byte - frame.byte
+            if of_journal > self._options.epoch_bytes and frame.first_line > start:
+                return frame.first_line
+            skipped = max(0, start - frame.first_line)
+            if most_bytes is not None and (skipped or of_lines + frame.payload_bytes > most_bytes):
+                payload = self._journal.payload(segment, frame)
+                begin = _end_of_lines(payload, 0, skipped)
+                fit = payload.rfind(b"\n", begin, max(begin, begin + most_bytes - of_lines)) + 1
+                if fit < len(payload):
+                    return max(start + 1, min(end, frame.first_line + payload.count(b"\n", 0, max(begin, fit))))
+                of_lines -= begin
+            of_lines += frame.payload_bytes
         return end
 
     def _pieces(self, state: State, start: int, end: int) -> Iterator[Piece]:
         """The range, a megabyte or so a piece, which ends with a frame and never goes from one segment to the next."""
         piece: Piece | None = None
-        for segment, byte, end_byte, line in self._journal.walked(state, start, end):
-            if piece is not None and (piece.segment != segment or end_byte - piece.byte > _LEAST_SPLIT_BYTES):
-                yield replace(piece, end_line=line)
+        for segment, frame in self._journal.walked(state, start, end):
+            if piece is not None and (piece.segment != segment or frame.end_byte - piece.byte > _LEAST_SPLIT_BYTES):
+                yield replace(piece, end_line=frame.first_line)
                 piece = None
             if piece is None:
-                piece = Piece(segment, byte, end_byte, line, max(start, line), end)
+                first_line = max(start, frame.first_line)
+                piece = Piece(segment, frame.byte, frame.end_byte, frame.first_line, first_line, end)
             else:
-                piece = replace(piece, end_byte=end_byte)
+                piece = replace(piece, end_byte=frame.end_byte)
         if piece is not None:
             yield piece
 

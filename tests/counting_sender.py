@@ -1,0 +1,35 @@
+"""A sender that can be killed: ``python -m tests.counting_sender SPOOL PORT COUNT``; lines are the numbers from 0 on.
+
+What a program would do to make lines is here to count on from what is in the spool.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from examples.socket_sender import PAUSE_S, Sender, Spool
+
+LINES_AT_ONCE = 20
+
+
+def main(path: str, port: int, count: int) -> None:
+    spool = Spool(path)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            sender = Sender(path, port)
+            break
+        except OSError:  # connections of the one before it are still there
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    while (following := spool.following) < count:
+        spool.put([b"%d" % number for number in range(following, min(count, following + LINES_AT_ONCE))])
+        time.sleep(PAUSE_S / 2)
+    while spool.first < spool.following:
+        time.sleep(PAUSE_S)
+    sender.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
