@@ -16,7 +16,7 @@ import pytest
 from twophase.testing.servers.ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
-KILLS = 14
+KILLS = 8
 LINES_PER_KILL = 700
 WITHIN_S = 200.0
 
@@ -24,20 +24,22 @@ WITHIN_S = 200.0
 class Program:
     """A program that is started again whenever it was killed."""
 
-    def __init__(self, module: str, *arguments: object):
+    def __init__(self, module: str, errors: Path, *arguments: object):
         self._command = [sys.executable, "-m", module, *map(str, arguments)]
+        self._errors = errors
         self._process = self._started()
         self.kills = 0
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE)
+        with open(self._errors, "wb") as errors:
+            return subprocess.Popen(self._command, cwd=ROOT, stderr=errors)
 
     def kill(self) -> None:
         """kill -9, unless it has ended."""
         if self._process.poll() is None:
             self._process.kill()
             self.kills += 1
-            self._process.communicate()
+            self._process.wait(30)
         else:
             self.check()
 
@@ -46,20 +48,20 @@ class Program:
 
     def check(self) -> None:
         if self._process.poll() not in (None, 0):
-            raise AssertionError(self._process.communicate()[1].decode())
+            raise AssertionError(self._errors.read_text("utf-8"))
 
     def end(self, within_s: float) -> None:
-        assert self._process.wait(within_s) == 0, self._process.communicate()[1].decode()
+        assert self._process.wait(within_s) == 0, self._errors.read_text("utf-8")
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait(30)
 
 
 @contextmanager
 def programs(folder: Path, port: int, count: int) -> Iterator[tuple[Program, Program]]:
-    sender = Program("tests.counting_sender", folder / "spool.db", port, count)
-    query = Program("tests.small_query", folder / "target.db", folder / "journal", port, count)
+    sender = Program("tests.counting_sender", folder / "sender.txt", folder / "spool.db", port, count)
+    query = Program("tests.small_query", folder / "query.txt", folder / "target.db", folder / "journal", port, count)
     try:
         yield sender, query
     finally:
