@@ -1,4 +1,4 @@
-"""kill -9 of the driver, of the process that receives, of the sender, and of several at once: through Spark, into a table of files."""
+"""kill -9 of the driver, of the process that receives, of the sender, and of both: through Spark, into a table of files."""
 
 from __future__ import annotations
 

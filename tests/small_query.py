@@ -15,13 +15,17 @@ from twophase.sources.socket import SocketSource
 
 def main(path: str, journal: str, port: int, count: int) -> None:
     database = sqlite3.connect(path, isolation_level=None, timeout=30)
-    database.execute("CREATE TABLE IF NOT EXISTS epochs (number INTEGER PRIMARY KEY, start TEXT, until TEXT, done INTEGER)")
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS epochs (number INTEGER PRIMARY KEY, start TEXT, until TEXT, done INTEGER)"
+    )
     database.execute("CREATE TABLE IF NOT EXISTS lines (epoch INTEGER, line TEXT)")
     source = SocketSource(
         "127.0.0.1", port, journal, acknowledge=True, segment_bytes=8192, max_line_bytes=100, max_rows_per_trigger=777
     )
     while database.execute("SELECT count(*) FROM lines").fetchone()[0] < count:
-        newest = database.execute("SELECT number, start, until, done FROM epochs ORDER BY number DESC LIMIT 1").fetchone()
+        newest = database.execute(
+            "SELECT number, start, until, done FROM epochs ORDER BY number DESC LIMIT 1"
+        ).fetchone()
         if newest is None or newest[3]:
             number, start = (0, source.earliest()) if newest is None else (newest[0] + 1, newest[2])
             until = source.latest(start)

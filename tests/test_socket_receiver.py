@@ -417,7 +417,11 @@ def test_a_journal_that_is_gone_or_another_is_a_loss(place: Place, plain: PlainS
     source.stop()
     (place.folder / "journal").rename(place.folder / "away")
     again = place.source(plain.port)
-    for ask in (lambda: again.latest(start), lambda: again.plan(start, start.replace("0", "1")), lambda: again.acknowledge(start)):
+    for ask in (
+        lambda: again.latest(start),
+        lambda: again.plan(start, start.replace("0", "1")),
+        lambda: again.acknowledge(start),
+    ):
         with pytest.raises(DataLost, match="is gone"):
             ask()
     again.earliest()

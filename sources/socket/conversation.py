@@ -55,7 +55,9 @@ def begin_of(line: bytes, sender: str) -> Begin:
             "acknowledge, or use a sender that does"
         )
     if int(found[1]) != VERSION:
-        raise _wrong(f"the sender at {sender} speaks version {int(found[1])} of the protocol, and this release {VERSION}")
+        raise _wrong(
+            f"the sender at {sender} speaks version {int(found[1])} of the protocol, and this release {VERSION}"
+        )
     return Begin(found[2].decode(), int(found[3]))
 
 
@@ -65,8 +67,8 @@ def require_following(begin: Begin, stream: str | None, following: int, sender: 
         return 0
     if begin.stream != stream:
         raise _wrong(
-            f"the journal holds lines of the stream {stream!r}, and the sender at {sender} has the stream {begin.stream!r}: mend host "
-            "and port, or give another journal, with a new checkpoint"
+            f"the journal holds lines of the stream {stream!r}, and the sender at {sender} has the stream {begin.stream!r}: mend "
+            "host and port, or give another journal, with a new checkpoint"
         )
     if begin.first > following:
         raise DataLost(

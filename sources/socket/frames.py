@@ -90,9 +90,9 @@ def whole_frame_after(data: bytes, first_line: int) -> bool:
     at = data.find(_MAGIC)
     while at >= 0:
         frame = frame_at(data, at, at)
-        if frame is not None and frame.first_line >= first_line:
-            if frame.fits(data[at + HEADER_BYTES : frame.end_byte]):
-                return True
+        payload = b"" if frame is None else data[at + HEADER_BYTES : frame.end_byte]
+        if frame is not None and frame.first_line >= first_line and frame.fits(payload):
+            return True
         at = data.find(_MAGIC, at + 1)
     return False
 

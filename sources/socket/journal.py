@@ -131,8 +131,8 @@ class Journal:
         state = self.state()
         if state is None:
             raise DataLost(
-                f"the journal {self.folder} is gone, and with it every line that was received and not processed: restore the folder, "
-                "or begin anew, with a new checkpoint"
+                f"the journal {self.folder} is gone, and with it every line that was received and not processed: restore the "
+                "folder, or begin anew, with a new checkpoint"
             )
         return state
 
@@ -225,8 +225,8 @@ class Journal:
         """Where a line lies that is in the journal; of the line after the last one, where it will lie."""
         if line < state.first_line:
             raise DataLost(
-                f"the lines {line} to {state.first_line - 1} are no longer in the journal {self.folder}: another query has read them "
-                "from it, or the checkpoint was restored from a backup. Begin anew, with a new checkpoint"
+                f"the lines {line} to {state.first_line - 1} are no longer in the journal {self.folder}: another query has read "
+                "them from it, or the checkpoint was restored from a backup. Begin anew, with a new checkpoint"
             )
         at = bisect_right([each.first_line for each in state.segments], line) - 1
         if at < 0:
@@ -389,22 +389,23 @@ def new_segment(number: int, writer: str, first_line: int) -> Segment:
 
 def not_here(folder: str) -> OptionError:
     problem = (
-        f"the journal {folder} is not on the machine {os.uname().nodename}, where a task runs: give a path that is the same place for "
-        "the driver and for all executors. What was received is safe in the driver's journal"
+        f"the journal {folder} is not on the machine {os.uname().nodename}, where a task runs: give a path that is the same place "
+        "for the driver and for all executors. What was received is safe in the driver's journal"
     )
     return OptionError(f"1 problem with the options: {problem}", problems=[problem])
 
 
 def damaged(journal: Journal, segment: Segment, line: int) -> DataLost:
     return DataLost(
-        f"line {line} can't be read: the file {journal.path(segment)} of the journal was damaged or changed. Restore it from a backup"
+        f"line {line} can't be read: the file {journal.path(segment)} of the journal was damaged or changed. Restore it from a "
+        "backup"
     )
 
 
 def _short(journal: Journal, line: int, there: int) -> DataLost:
     return DataLost(
-        f"this query has read the journal {journal.folder} up to line {line}, and it has {there} lines: it was restored from an older "
-        "copy, or damaged. Restore it, or begin anew, with a new checkpoint"
+        f"this query has read the journal {journal.folder} up to line {line}, and it has {there} lines: it was restored from an "
+        "older copy, or damaged. Restore it, or begin anew, with a new checkpoint"
     )
 
 
@@ -425,7 +426,9 @@ def decode(data: bytes, *, path: str) -> State:
     if words[0] != _MAGIC or len(words) != 3 or not words[1].isdigit():
         raise _corrupt(path, "is not a record of a journal: another program wrote it, or it is torn")
     if int(words[1]) != JOURNAL_FORMAT:
-        raise _corrupt(path, f"has format {int(words[1])}, and this release reads {JOURNAL_FORMAT}: run a newer release")
+        raise _corrupt(
+            path, f"has format {int(words[1])}, and this release reads {JOURNAL_FORMAT}: run a newer release"
+        )
     if words[2] != b"sha256=" + _digest(body):
         raise _corrupt(path, "is torn or was altered: its checksum does not match")
     try:

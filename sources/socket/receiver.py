@@ -101,8 +101,8 @@ class Receiver:
             except OSError as error:
                 if self.options.connect_timeout_ms and time.monotonic() > deadline:
                     raise TargetUnavailable(
-                        f"no connection to the sender at {self._sender} within {self.options.connect_timeout_ms} ms ({error}): start "
-                        "it, mend host and port, or set connectTimeoutMs to 0 to wait for ever. What was received is safe"
+                        f"no connection to the sender at {self._sender} within {self.options.connect_timeout_ms} ms ({error}): "
+                        "start it, mend host and port, or set connectTimeoutMs to 0 to wait for ever. What was received is safe"
                     ) from error
                 if not told:
                     log.warning("no connection; trying again", sender=self._sender, why=str(error))
@@ -143,7 +143,9 @@ class Receiver:
             log.warning("the connection ended", sender=self._sender, why=str(ended))
             if sender.received:
                 # Nobody can tell a line without its end from the beginning of one.
-                log.warning("it ended within a line, which is left out", sender=self._sender, bytes=len(sender.received))
+                log.warning(
+                    "it ended within a line, which is left out", sender=self._sender, bytes=len(sender.received)
+                )
         if self._durable > before:
             self._pause_s = _FIRST_PAUSE_S
         else:
@@ -163,8 +165,8 @@ class Receiver:
                 raise ConnectionEnded("stopped")
             if self.options.connect_timeout_ms and time.monotonic() > deadline:
                 raise TargetUnavailable(
-                    f"the sender at {self._sender} was connected to, and has said nothing for {self.options.connect_timeout_ms} ms. "
-                    "Does it speak the protocol that acknowledge=true asks for, and does it serve new connections?"
+                    f"the sender at {self._sender} was connected to, and has said nothing for {self.options.connect_timeout_ms} "
+                    "ms. Does it speak the protocol that acknowledge=true asks for, and does it serve new connections?"
                 )
             sender.receive()
             self._writer.look()
@@ -328,8 +330,8 @@ def _require_same_way(journal: Journal, options: SocketSourceOptions) -> None:
     stream = journal.made().stream
     if stream is not None and not options.acknowledge:
         problem = (
-            f"the journal {journal.folder} holds lines of the stream {stream!r}, whose sender is told what is safe: acknowledge must "
-            "stay true, or lines would be doubled"
+            f"the journal {journal.folder} holds lines of the stream {stream!r}, whose sender is told what is safe: acknowledge "
+            "must stay true, or lines would be doubled"
         )
         raise OptionError(f"1 problem with the options: {problem}", problems=[problem])
 

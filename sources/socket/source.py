@@ -109,7 +109,9 @@ class SocketSource(Source[SocketSplit]):
         self._options = options
         storage = storage_of(options.journal, option="journal")
         if not isinstance(storage, LocalStorage):
-            raise _wrong(f"journal is {options.journal!r}, and must be on a local disk, or a mount that all machines share")
+            raise _wrong(
+                f"journal is {options.journal!r}, and must be on a local disk, or a mount that all machines share"
+            )
         self._journal = Journal(storage, storage.normalise(options.journal).removeprefix("file://"))
 
     def schema(self) -> pa.Schema:
@@ -133,8 +135,8 @@ class SocketSource(Source[SocketSplit]):
         running = self._receiver()
         if begin.line > running.durable:
             raise DataLost(
-                f"this query has read the journal {self._journal.folder} up to line {begin.line}, and it has {running.durable} lines: "
-                "it was restored from an older copy, or damaged. Restore it, or begin anew, with a new checkpoint"
+                f"this query has read the journal {self._journal.folder} up to line {begin.line}, and it has {running.durable} "
+                "lines: it was restored from an older copy, or damaged. Restore it, or begin anew, with a new checkpoint"
             )
         end = running.durable
         if until is not None:
@@ -217,8 +219,8 @@ class SocketSource(Source[SocketSplit]):
         if state.journal != offset.journal:
             raise DataLost(
                 f"this query has read up to line {offset.line} of the journal {offset.journal}, and the journal in "
-                f"{self._journal.folder} is {state.journal}: it was deleted and begun anew, or the option journal was changed. Restore "
-                "it, or begin anew, with a new checkpoint"
+                f"{self._journal.folder} is {state.journal}: it was deleted and begun anew, or the option journal was changed. "
+                "Restore it, or begin anew, with a new checkpoint"
             )
         return state
 

@@ -82,9 +82,7 @@ class JournalWriter:
 
     def bind(self, stream: str, base: int) -> None:
         """Write down whose lines these are."""
-        self.state = self._journal.update(
-            lambda state: replace(state, stream=stream, base=base), writer=self._name
-        )
+        self.state = self._journal.update(lambda state: replace(state, stream=stream, base=base), writer=self._name)
 
     def close(self) -> None:
         """Let the file go. The journal stays as after a crash: what comes next does not depend on a tidy end."""
