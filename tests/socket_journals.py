@@ -35,7 +35,7 @@ def lines_of(journal: Journal) -> list[str]:
         extent = segment.sealed or journal.measured(segment)
         with journal.opened(segment) as file:
             for frame in frames(file, byte=0, first_line=segment.first_line, end_byte=extent.bytes):
-                payload = payload_of(file, frame)
+                payload = payload_of(file, frame, segment.name)
                 assert payload is not None, f"{segment.name} is damaged at byte {frame.byte}"
                 found += payload
     return found.decode().splitlines()

@@ -143,6 +143,22 @@ def test_damage_before_the_last_frame_is_no_torn_tail(tmp_path: Path) -> None:
     assert writer_of(journal).lines == 3
 
 
+def test_lines_that_look_like_frames_are_lines(tmp_path: Path) -> None:
+    """Somebody sends a journal through a journal; and its last frame is torn behind what looks like a whole one."""
+    other = journal_in(tmp_path / "other")
+    writer = writer_of(other)
+    add(writer, ["forged"] * 3)
+    writer.close()
+    looks_like = open_segment(other).read_bytes() + b"\n"
+    journal = journal_in(tmp_path / "journal")
+    writer = writer_of(journal)
+    writer.add(looks_like, looks_like.count(b"\n"), 0)
+    writer.close()
+    path = open_segment(journal)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert writer_of(journal).lines == 0
+
+
 def test_a_record_that_was_altered_is_refused(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "journal")
     writer_of(journal).close()

@@ -6,6 +6,8 @@
 
 A frame is written whole, and synced, before the next one is written. So when a process or a machine dies, all frames but the last
 are whole; and a last one that is not was neither offered to a query nor acknowledged to a sender.
+
+The checksum is over the name of the segment too, which nobody can guess: a line that looks like a frame is not taken for one.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ class Frame:
     def end_line(self) -> int:
         return self.first_line + self.lines
 
-    def fits(self, payload: bytes) -> bool:
-        """Whether it is what was written: all of it, and nothing else."""
+    def fits(self, payload: bytes, segment: str) -> bool:
+        """Whether it is what was written to that segment: all of it, and nothing else."""
         return len(payload) == self.payload_bytes and self.crc == _crc(
-            self.payload_bytes, self.lines, self.first_line, self.received_us, payload
+            segment, self.lines, self.first_line, self.received_us, payload
         )
 
 
-def encode(payload: bytes, *, lines: int, first_line: int, received_us: int) -> bytes:
-    crc = _crc(len(payload), lines, first_line, received_us, payload)
+def encode(payload: bytes, *, segment: str, lines: int, first_line: int, received_us: int) -> bytes:
+    crc = _crc(segment, lines, first_line, received_us, payload)
     return _HEADER.pack(_MAGIC, len(payload), lines, first_line, received_us, crc) + payload
 
 
@@ -79,23 +81,24 @@ def frames(file: int, *, byte: int, first_line: int, end_byte: int) -> Iterator[
         byte, first_line = frame.end_byte, frame.end_line
 
 
-def payload_of(file: int, frame: Frame) -> bytes | None:
+def payload_of(file: int, frame: Frame, segment: str) -> bytes | None:
     """The lines of a frame; None if they are not what was written."""
     payload = os.pread(file, frame.payload_bytes, frame.byte + HEADER_BYTES)
-    return payload if frame.fits(payload) else None
+    return payload if frame.fits(payload, segment) else None
 
 
-def whole_frame_after(data: bytes, first_line: int) -> bool:
+def whole_frame_after(data: bytes, first_line: int, segment: str) -> bool:
     """Whether a frame with lines from `first_line` on is whole somewhere in `data`."""
     at = data.find(_MAGIC)
     while at >= 0:
         frame = frame_at(data, at, at)
         payload = b"" if frame is None else data[at + HEADER_BYTES : frame.end_byte]
-        if frame is not None and frame.first_line >= first_line and frame.fits(payload):
+        if frame is not None and frame.first_line >= first_line and frame.fits(payload, segment):
             return True
         at = data.find(_MAGIC, at + 1)
     return False
 
 
-def _crc(payload_bytes: int, lines: int, first_line: int, received_us: int, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(_HEADER.pack(_MAGIC, payload_bytes, lines, first_line, received_us, 0)))
+def _crc(segment: str, lines: int, first_line: int, received_us: int, payload: bytes) -> int:
+    header = _HEADER.pack(_MAGIC, len(payload), lines, first_line, received_us, 0)
+    return zlib.crc32(payload, zlib.crc32(header, zlib.crc32(segment.encode())))

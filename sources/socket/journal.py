@@ -208,10 +208,10 @@ class Journal:
             lines = end_byte = 0
             size = os.fstat(file).st_size
             for frame in frames(file, byte=0, first_line=segment.first_line, end_byte=size):
-                if payload_of(file, frame) is None:
+                if payload_of(file, frame, segment.name) is None:
                     break
                 lines, end_byte = lines + frame.lines, frame.end_byte
-            if whole_frame_after(os.pread(file, size - end_byte, end_byte), segment.first_line + lines):
+            if whole_frame_after(os.pread(file, size - end_byte, end_byte), segment.first_line + lines, segment.name):
                 # Each frame is synced before the next one is begun: no crash leaves a whole one after a broken one.
                 raise DataLost(
                     f"the file {self.path(segment)} of the journal is damaged at byte {end_byte}, with whole lines after it: line "
@@ -262,7 +262,7 @@ class Journal:
     def payload(self, segment: Segment, frame: Frame) -> bytes:
         """The lines of a frame."""
         with self.opened(segment) as file:
-            payload = payload_of(file, frame)
+            payload = payload_of(file, frame, segment.name)
         if payload is None:
             raise damaged(self, segment, frame.first_line)
         return payload

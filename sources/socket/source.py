@@ -194,7 +194,7 @@ class SocketSource(Source[SocketSplit]):
         line = piece.first_line
         with self._journal.opened(piece.segment) as file:
             for frame in frames(file, byte=piece.byte, first_line=piece.frame_line, end_byte=piece.end_byte):
-                payload = payload_of(file, frame)
+                payload = payload_of(file, frame, piece.segment.name)
                 if payload is None:
                     break
                 first, end = max(piece.first_line, frame.first_line), min(piece.end_line, frame.end_line)

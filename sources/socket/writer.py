@@ -68,7 +68,9 @@ class JournalWriter:
         assert self._open is not None
         if self._open.bytes >= self._segment_bytes:
             self.state = self._begin()
-        frame = encode(payload, lines=lines, first_line=self.lines, received_us=received_us)
+        frame = encode(
+            payload, segment=self._open.segment.name, lines=lines, first_line=self.lines, received_us=received_us
+        )
         try:
             self._append(self._open.file, frame)
             # After the sync and not before it: see the journal's docstring.
