@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from typing import Any
 
 GREETING = re.compile(
     rb"twophase-socket 1 journal=([0-9a-f]+) (?:stream=- next=-|stream=([A-Za-z0-9._-]+) next=([0-9]+))"
@@ -38,37 +39,37 @@ class Spool:
     def __init__(self, path: str):
         self._database = sqlite3.connect(path, isolation_level=None, timeout=30)
         self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.execute("CREATE TABLE IF NOT EXISTS lines (number INTEGER PRIMARY KEY, line BLOB NOT NULL)")
-        self._database.execute("CREATE TABLE IF NOT EXISTS stream (id TEXT, journal TEXT, following INTEGER)")
-        if self._one("SELECT count(*) FROM stream")[0] == 0:
-            # A new name for each spool: numbers begin anew, and must not be taken for those of another one.
-            self._database.execute("INSERT INTO stream VALUES (?, NULL, 0)", (uuid.uuid4().hex,))
-        self._database.execute("COMMIT")
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("CREATE TABLE IF NOT EXISTS lines (number INTEGER PRIMARY KEY, line BLOB NOT NULL)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS stream (id TEXT, journal TEXT, following INTEGER)")
+            if self._one("SELECT count(*) FROM stream") == 0:
+                # A new name for each spool: numbers begin anew, and must not be taken for those of another one.
+                self._database.execute("INSERT INTO stream VALUES (?, NULL, 0)", (uuid.uuid4().hex,))
 
     def put(self, lines: Iterable[bytes]) -> None:
         """Keep lines, each without its end. When this returns they will be sent, whatever dies."""
-        self._database.execute("BEGIN IMMEDIATE")
-        following = self.following
-        for line in lines:
-            self._database.execute("INSERT INTO lines VALUES (?, ?)", (following, line))
-            following += 1
-        self._database.execute("UPDATE stream SET following = ?", (following,))
-        self._database.execute("COMMIT")
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            following = self.following
+            for line in lines:
+                self._database.execute("INSERT INTO lines VALUES (?, ?)", (following, line))
+                following += 1
+            self._database.execute("UPDATE stream SET following = ?", (following,))
 
     @property
     def stream(self) -> str:
-        return str(self._one("SELECT id FROM stream")[0])
+        return str(self._one("SELECT id FROM stream"))
 
     @property
     def following(self) -> int:
         """The number of the next line that will be put here."""
-        return int(self._one("SELECT following FROM stream")[0])
+        return int(self._one("SELECT following FROM stream"))
 
     @property
     def first(self) -> int:
         """The number of the oldest line that is here."""
-        return int(self._one("SELECT coalesce(min(number), (SELECT following FROM stream)) FROM lines")[0])
+        return int(self._one("SELECT coalesce(min(number), (SELECT following FROM stream)) FROM lines"))
 
     def lines(self, number: int) -> Sequence[bytes]:
         """Some lines from a number on."""
@@ -89,18 +90,21 @@ class Spool:
             return f"only {self.following} lines were ever put here, and the journal has {following}: an old copy of the spool?"
         if following is not None and following < self.first:
             return f"the lines from {following} to {self.first - 1} were said to be safe, and are gone"
-        (known,) = self._one("SELECT journal FROM stream")
+        known = self._one("SELECT journal FROM stream")
         if known not in (None, journal):
-            return f"the lines before {self.first} went to the journal {known}: lines go to one journal alone"
+            return f"the lines before {self.first} went to the journal {known}: lines go to one journal alone (--new-journal)"
         self._database.execute("UPDATE stream SET journal = ?", (journal,))
         return None
+
+    def forget_journal(self) -> None:
+        """Go to another journal from now on. What only the old one has is lost to it."""
+        self._database.execute("UPDATE stream SET journal = NULL")
 
     def close(self) -> None:
         self._database.close()
 
-    def _one(self, sql: str) -> tuple[object, ...]:
-        found: tuple[object, ...] = self._database.execute(sql).fetchone()
-        return found  # type: ignore[return-value]
+    def _one(self, sql: str) -> Any:
+        return self._database.execute(sql).fetchone()[0]
 
 
 class Sender:
@@ -171,8 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("spool", help="the file that keeps lines until they are safe")
     parser.add_argument("--port", type=int, default=9999)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument(
+        "--new-journal", action="store_true", help="go on with another journal: the old one is gone for good"
+    )
     given = parser.parse_args(arguments)
-    spool, sender = Spool(given.spool), Sender(given.spool, given.port, given.host)
+    spool = Spool(given.spool)
+    if given.new_journal:
+        spool.forget_journal()
+    sender = Sender(given.spool, given.port, given.host)
     for line in sys.stdin.buffer:
         spool.put([line.rstrip(b"\r\n")])
     while spool.first < spool.following:

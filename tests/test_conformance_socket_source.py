@@ -44,7 +44,7 @@ class LinesOrigin(SourceOrigin):
         return self.source(tasks)
 
     def add(self, values: Sequence[int]) -> None:
-        self.source().newest()  # which makes this process receive
+        self.source().earliest()  # which makes this process receive
         self._units.append(self._sender.spool.following)
         self._sender.put([str(value).encode() for value in values])
         self._sender.wait()

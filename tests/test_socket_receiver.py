@@ -273,7 +273,7 @@ def test_a_sender_is_told_what_is_safe_and_where_to_go_on(place: Place, plain: P
             pass
     source.stop()
     again = place.source(plain.port, acknowledge=True)
-    again.newest()
+    again.earliest()
     with plain.connected(3).makefile("rwb", buffering=0) as sender:
         assert sender.readline() == f"twophase-socket 1 journal={journal} stream=orders-7 next=44\n".encode()
     assert values(again, start, again.newest()) == ["forty", "forty-one", "forty-two", "forty-three"]
@@ -331,7 +331,7 @@ def test_a_journal_of_numbered_lines_takes_no_others(place: Place, plain: PlainS
     wait_for_lines(source, 1)
     source.stop()
     with pytest.raises(OptionError, match="acknowledge must stay true"):
-        place.source(plain.port).newest()
+        place.source(plain.port).earliest()
 
 
 def test_plain_lines_may_be_followed_by_numbered_ones(place: Place, plain: PlainSender) -> None:
@@ -341,7 +341,7 @@ def test_plain_lines_may_be_followed_by_numbered_ones(place: Place, plain: Plain
     wait_for_lines(source, 1)
     source.stop()
     again = place.source(plain.port, acknowledge=True)
-    again.newest()
+    again.earliest()
     plain.connected(2).sendall(b"twophase-socket 1 stream=orders first=10\nten\n")
     wait_for_lines(again, 2)
     plain.connected(2).close()
@@ -360,11 +360,11 @@ def test_lines_of_a_spool_come_once_through_any_number_of_connections(place: Pla
     for number in range(0, len(sent), 100):
         spooling.put(sent[number : number + 100])
         source = place.source(spooling.port, acknowledge=True)
-        source.newest()
+        source.earliest()
         time.sleep(0.002 * (number % 700) / 100)
         source.stop()
     source = place.source(spooling.port, acknowledge=True)
-    source.newest()
+    source.earliest()
     spooling.wait()
     assert values(source, start, source.latest(start)) == [line.decode() for line in sent]
 
@@ -427,6 +427,21 @@ def test_a_journal_that_is_gone_or_another_is_a_loss(place: Place, plain: PlainS
     again.earliest()
     with pytest.raises(DataLost, match="begun anew"):
         again.latest(start)
+
+
+def test_asking_what_is_newest_begins_nothing(place: Place, plain: PlainSender) -> None:
+    """Spark asks, with the trigger availableNow, before the query has said which journal it has read from."""
+    source = place.source(plain.port)
+    assert line_of(source.newest()) == 0
+    assert not (place.folder / "journal").exists()
+    start = source.earliest()
+    plain.send(b"one\ntwo\n")
+    wait_for_lines(source, 2)
+    source.stop()
+    again = place.source(plain.port)
+    assert line_of(again.newest()) == 2
+    assert len(plain.connections) == 1
+    assert values(again, start, again.newest()) == ["one", "two"]
 
 
 def test_a_task_on_a_machine_without_the_journal_is_refused(place: Place, plain: PlainSender) -> None:

@@ -221,6 +221,23 @@ class Journal:
             self.storage.posix.fsync(file)
         return Extent(lines, end_byte)
 
+    def durable_lines(self) -> int:
+        """How many lines there are that nobody can take away any more, as somebody sees it who does not write."""
+        for _ in range(TRIES):
+            state = self.required()
+            last = state.last
+            if last is None:
+                return 0
+            if last.sealed is not None:
+                return _end(last)
+            lines = self.measured(last).lines
+            # As a writer does: synced, and then looked. One that is being overtaken is about to be measured by another.
+            if self.required().writer == last.writer:
+                return last.first_line + lines
+            if state.writer != last.writer:
+                return last.first_line
+        raise OutcomeUnknown(f"the journal {self.folder} changes faster than it can be read")
+
     def located(self, state: State, line: int) -> Place:
         """Where a line lies that is in the journal; of the line after the last one, where it will lie."""
         if line < state.first_line:

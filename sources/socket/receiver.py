@@ -283,14 +283,9 @@ class _Conversation:
 
 
 def receiving(journal: Journal, options: SocketSourceOptions) -> Receiver:
-    """The receiver of this process for a journal; raises why the last one has ended, once."""
+    """The receiver of this process for a journal, which begins if it was not there; raises why the last one has ended, once."""
     with _lock:
-        running = _receivers.get(journal.folder)
-        if running is not None and running.process != os.getpid():
-            running = None  # of the process that this one was forked from
-        if running is not None and running.error is not None:
-            del _receivers[journal.folder]
-            raise running.error
+        running = _running(journal.folder)
         if running is not None and _way_of(running.options) != _way_of(options):
             running.stop()
             running = None
@@ -299,11 +294,20 @@ def receiving(journal: Journal, options: SocketSourceOptions) -> Receiver:
         return running
 
 
-def is_receiving(folder: str) -> Receiver | None:
-    """The receiver of this process for the journal in a folder, if there is one that goes on."""
+def running_receiver(folder: str) -> Receiver | None:
+    """The receiver of this process for the journal in a folder, if there is one; raises why it has ended, once."""
     with _lock:
-        running = _receivers.get(folder)
-        return running if running is not None and running.process == os.getpid() and running.error is None else None
+        return _running(folder)
+
+
+def _running(folder: str) -> Receiver | None:
+    running = _receivers.get(folder)
+    if running is None or running.process != os.getpid():
+        return None  # or that of the process that this one was forked from
+    if running.error is not None:
+        del _receivers[folder]
+        raise running.error
+    return running
 
 
 def stop_receiving(folder: str) -> None:

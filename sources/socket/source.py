@@ -32,7 +32,7 @@ from twophase.source import NO_LIMIT, ReadLimit, Source
 from twophase.sources.socket.frames import frames, payload_of
 from twophase.sources.socket.journal import Journal, Segment, State, damaged, not_here
 from twophase.sources.socket.options import IGNORED, SocketSourceOptions
-from twophase.sources.socket.receiver import Receiver, is_receiving, receiving, stop_receiving
+from twophase.sources.socket.receiver import Receiver, receiving, running_receiver, stop_receiving
 from twophase.sources.socket.rows import batch_of, schema_of
 from twophase.storage_of import storage_of
 from twophase.vote import canonical_json
@@ -126,8 +126,14 @@ class SocketSource(Source[SocketSplit]):
         return SocketOffset(state.journal, state.first_line).to_text()
 
     def newest(self) -> str:
-        running = self._receiver()
-        return SocketOffset(self._journal.required().journal, running.durable).to_text()
+        """What is durable now. It does not begin to receive, and makes no journal: with the trigger availableNow Spark asks for it
+        before the query has said where it goes on, and so whether this is its journal at all."""
+        running = running_receiver(self._journal.folder)
+        state = self._journal.state()
+        if state is None:
+            return SocketOffset("", 0).to_text()
+        line = self._journal.durable_lines() if running is None else running.durable
+        return SocketOffset(state.journal, line).to_text()
 
     def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
         begin = SocketOffset.parse(start)
@@ -154,7 +160,7 @@ class SocketSource(Source[SocketSplit]):
         offset = SocketOffset.parse(end)
         self._known(offset)
         if self._journal.forget(offset.line):
-            running = is_receiving(self._journal.folder)
+            running = running_receiver(self._journal.folder)
             if running is not None:
                 running.more_room()
 
