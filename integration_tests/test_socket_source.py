@@ -15,7 +15,7 @@ from tests.line_sender import PlainSender, SpoolingSender, wait_for
 from twophase.local_storage import LocalStorage
 from twophase.sources.socket.journal import Journal
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""A sender that can be killed: ``python -m tests.counting_sender SPOOL PORT COUNT``; lines are the numbers from 0 on.
+"""A sender that can be killed: ``python -m tests.counting_sender SPOOL PORT ENOUGH``; lines are the numbers from 0 on.
 
+It ends when it has sent ENOUGH of them; or, if that is the name of a file, when that is there and everything is safe.
 What a program would do to make lines is here to count on from what is in the spool.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -13,7 +15,7 @@ from examples.socket_sender import PAUSE_S, Sender, Spool
 LINES_AT_ONCE = 20
 
 
-def main(path: str, port: int, count: int) -> None:
+def main(path: str, port: int, enough: str) -> None:
     spool = Spool(path)
     deadline = time.monotonic() + 30
     while True:
@@ -23,8 +25,10 @@ def main(path: str, port: int, count: int) -> None:
         except OSError:  # connections of the one before it are still there
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    while (following := spool.following) < count:
-        spool.put([b"%d" % number for number in range(following, min(count, following + LINES_AT_ONCE))])
+    while not (spool.following >= int(enough) if enough.isdigit() else os.path.exists(enough)):
+        following = spool.following
+        end = min(int(enough), following + LINES_AT_ONCE) if enough.isdigit() else following + LINES_AT_ONCE // 4
+        spool.put([b"%d" % number for number in range(following, end)])
         time.sleep(PAUSE_S / 2)
     while spool.first < spool.following:
         time.sleep(PAUSE_S)
@@ -32,4 +36,4 @@ def main(path: str, port: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
