@@ -82,7 +82,8 @@ def test_a_replayed_epoch_has_the_same_lines_and_times(
     given: dict[int, list[list[Any]]] = {}
 
     def note(batch: DataFrame, epoch: int) -> None:
-        given.setdefault(epoch, []).append(batch.collect())
+        rows = batch.collect()
+        given.setdefault(epoch, []).append(rows)
 
     def run() -> StreamingQuery:
         rows = lines(spark, tmp_path, spooling.port, includeTimestamp=True, acknowledge=True)
@@ -92,7 +93,7 @@ def test_a_replayed_epoch_has_the_same_lines_and_times(
     try:
         spooling.put([b"one", b"two"])
         spooling.wait()
-        wait_for(lambda: sum(len(rows[0]) for rows in given.values()) == 2, "two rows", WITHIN_S)
+        wait_for(lambda: sum(len(rows[0]) for rows in list(given.values())) == 2, "two rows", WITHIN_S)
         wait_for(lambda: query.lastProgress is not None and not query.status["isTriggerActive"], "idle", WITHIN_S)
     finally:
         query.stop()
