@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ def schema_of(*, include_timestamp: bool) -> pa.Schema:
     return pa.schema([VALUE, TIMESTAMP] if include_timestamp else [VALUE])
 
 
-def values_of(payload: bytes) -> pa.StringArray:
+def values_of(payload: bytes) -> pa.Array[Any]:
     """The lines, without their ends: a line feed, or a carriage return and a line feed.
 
     What is not UTF-8 becomes the replacement character, as with Spark's own source.
@@ -29,11 +30,12 @@ def values_of(payload: bytes) -> pa.StringArray:
     kept[ends] = False
     kept[returns] = False
     offsets = np.concatenate(([0], np.cumsum(kept)[ends])).astype(np.int32)
-    values = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(data[kept]))
+    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data[kept].data)]
+    values: pa.Array[Any] = pa.Array.from_buffers(pa.string(), len(ends), buffers)
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
-        lines = values.view(pa.binary()).to_pylist()
+        lines: list[Any] = values.view(pa.binary()).to_pylist()
         return pa.array([line.decode("utf-8", "replace") for line in lines], pa.string())
     return values
 
@@ -42,7 +44,7 @@ def batch_of(
     payloads: Sequence[bytes], received_us: Sequence[int], counts: Sequence[int], *, include_timestamp: bool
 ) -> pa.RecordBatch:
     """One batch of the lines of several frames, each received at one time."""
-    columns: list[pa.Array] = [values_of(b"".join(payloads))]
+    columns: list[pa.Array[Any]] = [values_of(b"".join(payloads))]
     if include_timestamp:
         times = np.repeat(np.array(received_us, np.int64), np.array(counts, np.int64))
         columns.append(pa.array(times).view(TIMESTAMP.type))
