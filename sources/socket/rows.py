@@ -25,11 +25,12 @@ def values_of(payload: bytes) -> pa.Array[Any]:
     ends = np.flatnonzero(data == _LINE_FEED)
     begins = np.concatenate(([0], ends[:-1] + 1))
     # The byte before an end belongs to the line if the line has any.
-    returns = ends[(ends > begins) & (data[ends - 1] == _CARRIAGE_RETURN)] - 1
+    has_return = (ends > begins) & (data[ends - 1] == _CARRIAGE_RETURN)
     kept = np.ones(len(data), np.bool_)
     kept[ends] = False
-    kept[returns] = False
-    offsets = np.concatenate(([0], np.cumsum(kept)[ends])).astype(np.int32)
+    kept[ends[has_return] - 1] = False
+    # Before the end of a line lie its bytes, those of the lines before it, and their ends, which are left out.
+    offsets = np.concatenate(([0], ends - np.arange(len(ends)) - np.cumsum(has_return))).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data[kept].data)]
     values: pa.Array[Any] = pa.Array.from_buffers(pa.string(), len(ends), buffers)
     try:
