@@ -74,6 +74,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with explained():
             self._source.acknowledge(_text(end))
 
+    def stop(self) -> None:
+        with explained():
+            self._source.stop()
+
     def _has_not_begun(self, start: dict[str, Any]) -> bool:
         return self._source.start_moves and start == _NOT_BEGUN
 

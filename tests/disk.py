@@ -94,6 +94,11 @@ class FaultyPosix(Posix):
         self._paths[descriptor] = full
         return descriptor
 
+    def open_file(self, path: str) -> int:
+        descriptor = self._call(Operation("open_file", path), partial(super().open_file, path))
+        self._paths[descriptor] = path
+        return descriptor
+
     def create(self, name: str, folder: int | None = None) -> int:
         full = self._full(name, folder)
         descriptor = self._call(Operation("create", full), partial(super().create, name, folder))

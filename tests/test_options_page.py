@@ -13,13 +13,14 @@ from twophase.connectors.query_options import QueryOptions
 from twophase.options import key_of
 from twophase.sinks.files.sink import FilesOptions
 from twophase.sources.files.options import FilesSourceOptions
+from twophase.sources.socket.options import SocketSourceOptions
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text("utf-8") == page(), "docs/options.md is out of date: run `make docs`"
 
 
-@pytest.mark.parametrize("options", [QueryOptions, FilesOptions, FilesSourceOptions])
+@pytest.mark.parametrize("options", [QueryOptions, FilesOptions, FilesSourceOptions, SocketSourceOptions])
 def test_every_option_has_its_line(options: type) -> None:
     text = PAGE.read_text("utf-8")
 

@@ -17,6 +17,7 @@ from twophase.sinks.postgres.sink import PostgresOptions
 from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
 from twophase.sources.postgres.options import PostgresSourceOptions
+from twophase.sources.socket.options import SocketSourceOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
@@ -87,6 +88,13 @@ By `spark.readStream.format("twophase-postgres").option(…)`, and by `spark.rea
 {postgres_source}
 In Python, `PostgresVersions(dsn, versions_of, …)` and `PostgresLog(dsn, publication, slot, …)` take the same ones in Python's
 spelling.
+
+## Reading `twophase-socket`
+
+By `spark.readStream.format("twophase-socket").option(…)`; [socket.md](socket.md) says what is promised with which sender:
+
+{socket_source}
+In Python, `SocketSource(host, port, journal, …)` takes the same ones in Python's spelling.
 """
 
 
@@ -99,6 +107,7 @@ def page() -> str:
         kafka_source=describe(KafkaSourceOptions),
         postgres=describe(PostgresOptions),
         postgres_source=describe(PostgresSourceOptions),
+        socket_source=describe(SocketSourceOptions),
     )
 
 

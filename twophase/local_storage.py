@@ -51,12 +51,16 @@ class Posix:
     """The system calls that LocalStorage makes, one method each, so that a test can make any of them fail.
 
     A `folder` is an open descriptor that `name` is relative to; None means that the path is absolute. Nothing here
-    follows a link in the last part of a path, except `open_folder` without `inside` and `read`.
+    follows a link in the last part of a path, except `open_folder` without `inside`, `open_file` and `read`.
     """
 
     def open_folder(self, path: str, inside: int | None = None) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         return os.open(path, flags if inside is None else flags | os.O_NOFOLLOW, dir_fd=inside)
+
+    def open_file(self, path: str) -> int:
+        """For reading, and for making durable what others have written."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def create(self, name: str, folder: int | None = None) -> int:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)

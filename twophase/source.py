@@ -64,3 +64,7 @@ class Source(ABC, Generic[S]):
     @abstractmethod
     def acknowledge(self, end: str) -> None:
         """Spark has committed everything before `end`: the source may forget it. Repeating an older one changes nothing."""
+
+    def stop(self) -> None:
+        """The query has stopped: let go of what this process holds for it. Not called if the process is killed."""
+        return
