@@ -1,0 +1,97 @@
+"""`twophase-rocksdb`: keyed states, as a format of `writeStream`, and of `read` at a committed epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from twophase.connectors.explained import explained
+from twophase.connectors.format import Format
+from twophase.errors import OptionError
+from twophase.extras import require
+from twophase.options import option, parse
+from twophase.query import AnySink
+from twophase.state.key_groups import GroupRange
+from twophase.state.manifest import StateManifest
+
+require("rocksdict", "rocksdb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RocksDBReadOptions:
+    """The options of `twophase-rocksdb`, for reading."""
+
+    path: str = option(doc="The state's folder: a local path, or `file:///…`.")
+    as_of_epoch: int | None = option(
+        doc="The epoch of the state's line to read, of those that are kept; by default the newest.",
+        default=None,
+        minimum=0,
+    )
+
+
+class RocksDBFormat(Format):
+    """Rows by key, in files of RocksDB."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "twophase-rocksdb"
+
+    @classmethod
+    def make_sink(cls, options: Mapping[str, str]) -> AnySink:
+        from twophase.sinks import RocksDBSink
+
+        sink = RocksDBSink.from_options(options)
+        if sink.tasks is None:
+            columns = ", ".join(repr(name) for name in sink.key_columns)
+            problem = (
+                "tasks is missing: rows go to tasks by their key group, so write "
+                f"twophase.by_key_group(df, [{columns}], tasks=N, key_groups={sink.key_groups.count}) and set tasks to the same N; "
+                "or use twophase.exactly_once, which sends them there by itself"
+            )
+            raise OptionError(problem, problems=[problem])
+        return sink
+
+    def schema(self) -> StructType:
+        with explained():
+            return from_arrow_schema(_manifest(self._given()).form.known_schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with explained():
+            given = parse(RocksDBReadOptions, self._given())
+            return StateReader(given.path, _manifest(self._given()).position)
+
+
+class StateReader(DataSourceReader):
+    """Reads one epoch, a partition for each range of key groups that lies together."""
+
+    def __init__(self, path: str, epoch: int):
+        self._path, self._epoch = path, epoch
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from twophase.clients.rocksdb.snapshot import manifest_at, table_at
+
+        with explained():
+            manifest = manifest_at(table_at(self._path), self._epoch)
+        return [InputPartition((each.groups.first, each.groups.end)) for each in manifest.segments]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from twophase.clients.rocksdb.snapshot import Snapshot, manifest_at, table_at
+
+        if partition.value is None:
+            return  # where there are no partitions, Spark asks for one of its own making
+        with explained():
+            table = table_at(self._path)
+            with Snapshot(table, manifest_at(table, self._epoch), GroupRange(*partition.value)) as state:
+                yield from state.batches()
+
+
+def _manifest(options: Mapping[str, str]) -> StateManifest:
+    from twophase.clients.rocksdb.snapshot import manifest_at, table_at
+
+    given = parse(RocksDBReadOptions, options)
+    return manifest_at(table_at(given.path), given.as_of_epoch)

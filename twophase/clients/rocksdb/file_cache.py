@@ -1,0 +1,166 @@
+"""Files of a state on this machine: each is fetched once, and linked into the folder of whoever opens a database.
+
+::
+
+    <workingDir>/<state>/cache/<query>/<sink>/<attempt>/000012.sst     as it lies in the state; never changed
+    <workingDir>/<state>/work/<attempt>/                                a task's own folder
+
+A file is known by where it lies in the state, a name that carries its attempt and is used once for ever. So whatever a task finds
+here under the name that the committed manifest gives is what that manifest means: a working state that is older, newer or another
+attempt's has other names. A file gets its name only when it is whole: checked against length and checksum where it was fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twophase.errors import DataLost
+from twophase.identity import Attempt, Generation
+from twophase.local_storage import LocalStorage
+from twophase.state.manifest import FILES, StateTable, StoredFile, corrupt
+
+_BLOCK_BYTES = 1 << 20
+_TEMPORARY = ".tmp-"
+
+
+@dataclass
+class Fetched:
+    """What was brought from the state to this machine, and what was here already."""
+
+    bytes_fetched: int = 0
+    bytes_found: int = 0
+    rows_moved: int = field(default=0)
+    """Rows that were copied from another task's part: only where the number of tasks has changed."""
+    bytes_moved: int = 0
+
+
+class FileCache:
+    """The files of one state, below a working folder."""
+
+    def __init__(self, table: StateTable, working_dir: str):
+        self._table = table
+        self._root = Path(working_dir) / hashlib.sha256(table.path.encode()).hexdigest()[:16]
+
+    def work_folder(self, attempt: Attempt) -> Path:
+        return self._root / "work" / str(attempt)
+
+    def place(self, file: StoredFile) -> Path:
+        return self._root / "cache" / file.place
+
+    def link(self, file: StoredFile, folder: Path, fetched: Fetched) -> None:
+        """Put the file into the folder of a database, from the cache or from the state."""
+        cached = self.place(file)
+        if not self._has(file):
+            self._fetch(file)
+            fetched.bytes_fetched += file.bytes
+        else:
+            fetched.bytes_found += file.bytes
+        _link_or_copy(cached, folder / file.name)
+
+    def add(self, file: StoredFile, source: Path) -> None:
+        """Keep a file that this task has uploaded: the next one that starts from it need not fetch it."""
+        cached = self.place(file)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            _link_or_copy(source, cached)
+
+    def keep_only(self, files: Collection[StoredFile], running: Generation) -> None:
+        """Delete what the state has no use for any more, and what tasks left that are dead or overtaken."""
+        kept = {self.place(file) for file in files}
+        for path in self._root.glob("cache/*/*/*/*"):
+            if path not in kept:
+                with suppress(FileNotFoundError):
+                    path.unlink()
+        for folder in self._root.glob("cache/*/*/*"):
+            with suppress(OSError):
+                folder.rmdir()  # only if it is empty
+        for work in self._root.glob("work/*"):
+            if _is_overtaken(work.name, running):
+                shutil.rmtree(work, ignore_errors=True)
+
+    def _has(self, file: StoredFile) -> bool:
+        try:
+            return self.place(file).stat().st_size == file.bytes
+        except FileNotFoundError:
+            return False
+
+    def _fetch(self, file: StoredFile) -> None:
+        cached = self.place(file)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        temporary = cached.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        try:
+            fetch(self._table, file, temporary)
+            os.replace(temporary, cached)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def fetch(table: StateTable, file: StoredFile, target: Path) -> None:
+    """Copy a file from the state, and check that it is what its task has uploaded."""
+    path, digest, length = f"{table.path}/{FILES}/{file.place}", hashlib.sha256(), 0
+    try:
+        source = table.storage.open(path)
+    except FileNotFoundError as error:
+        raise DataLost(f"{path}, which a committed epoch names, is gone: restore it from a backup") from error
+    with source, open(target, "xb") as copy:
+        while block := source.read(_BLOCK_BYTES):
+            digest.update(block)
+            copy.write(block)
+            length += len(block)
+        copy.flush()
+        os.fsync(copy.fileno())
+    if length != file.bytes:
+        raise corrupt(path, f"is torn: it has {length} bytes, and {file.bytes} were uploaded")
+    if digest.hexdigest() != file.sha256:
+        raise corrupt(path, "was altered, or the disk has damaged it: its checksum does not match")
+
+
+def link_in_place(table: StateTable, file: StoredFile, folder: Path) -> bool:
+    """Link a file straight from the state, where it lies on the same disk; False if it does not.
+
+    For readers: what they link stays readable when the state drops it. Its content is looked at by RocksDB alone, block by block.
+    """
+    if not isinstance(table.storage, LocalStorage):
+        return False
+    path = f"{table.path}/{FILES}/{file.place}"
+    local = path.removeprefix("file://")
+    try:
+        if os.stat(local).st_size != file.bytes:
+            raise corrupt(path, f"is torn: it has {os.stat(local).st_size} bytes, and {file.bytes} were uploaded")
+        os.link(local, folder / file.name)
+    except FileNotFoundError as error:
+        raise DataLost(
+            f"{path}, which a committed epoch names, is gone: the epoch was dropped meanwhile, or the file was deleted"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Tables never change and are linked; what else there is, RocksDB may write to."""
+    if source.suffix == ".sst":
+        try:
+            os.link(source, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                raise
+    shutil.copyfile(source, target)
+
+
+def _is_overtaken(name: str, running: Generation) -> bool:
+    try:
+        return Attempt.parse(name).generation.is_older_than(running)
+    except ValueError:
+        return False
