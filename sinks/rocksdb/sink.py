@@ -22,7 +22,7 @@ import copy
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, get_args
 
@@ -317,7 +317,7 @@ class RocksDBSink(Sink[RocksDBHandle]):
     def _publish(self, order: CommitOrder[RocksDBHandle], newest: StateManifest | None) -> Outcome:
         owner, number = str(order.owner), order.epoch.number
         for share in _with_rows(order):
-            self._patiently("seal a share", lambda share=share: staging.seal(self._table, order.owner, share))
+            self._seal(order.owner, share)
         failpoints.hit("rocksdb.sealed", owner=owner, epoch=number)
         parts = self._parts(order)
         if parts is None:
@@ -375,14 +375,14 @@ class RocksDBSink(Sink[RocksDBHandle]):
         self._table.storage.delete(self._table.manifest_path(manifest.position))
         raise Fenced(f"the line of {self._table.path} has gone on, far beyond epoch {manifest.position}")
 
-    def _patiently(self, what: str, step: Callable[[], None]) -> None:
+    def _seal(self, owner: Owner, share: Share[RocksDBHandle]) -> None:
         silence: TimeoutError | None = None
         for _ in range(_TRIES):
             try:
-                return step()
+                return staging.seal(self._table, owner, share)
             except TimeoutError as error:
                 silence = error
-        raise OutcomeUnknown(f"could not {what} in {_TRIES} tries, and storage gave no answer: {silence}")
+        raise OutcomeUnknown(f"could not seal a share in {_TRIES} tries, and storage gave no answer: {silence}")
 
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[RocksDBHandle]]) -> None:
         for whose, mark in {(left.owner or owner, left.mark): None for left in leftovers}:

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from twophase import failpoints
 from twophase.clients.rocksdb.database import is_kept
@@ -33,6 +32,7 @@ from twophase.errors import Fenced, OptionError, ProtocolViolation
 from twophase.handle import Handle
 from twophase.log import Log
 from twophase.sink import PreparedEpoch, Task, Transaction
+from twophase.state.byte_rows import Column
 from twophase.state.form import StateForm
 from twophase.state.key_encoding import encode_keys
 from twophase.state.key_groups import GroupRange, KeyGroups
@@ -171,11 +171,11 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
             return
         encoded: list[bytes | None] = encode_rows(values, batch.num_rows).to_pylist()
         if form.merge_mode == "delete-flag":
-            flags = pc.fill_null(batch.column(form.delete_column), False).to_pylist()
+            flags = [bool(flag) for flag in batch.column(form.delete_column).to_pylist()]
             encoded = [None if flag else value for flag, value in zip(flags, encoded, strict=True)]
         restored.database.write(keys.to_pylist(), encoded)
 
-    def _keys(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+    def _keys(self, batch: pa.RecordBatch) -> Column:
         columns = [_plain(batch.column(name)) for name in self._form.key_columns]
         groups = self._groups.of(columns, batch.num_rows)
         owned = self._owned
@@ -191,12 +191,12 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
             else f"a row of key group {group} came to slot {self._task.slot}, which owns {self._owned}"
         )
         problem = (
-            f"{what}: rows go to tasks by their key group. twophase.exactly_once sends them there by itself; for the format, write "
-            f"twophase.by_key_group(df, [{columns}], tasks=N, key_groups={self._groups.count}) and set the option tasks to the same N"
+            f"{what}: rows go to tasks by their key group. twophase.exactly_once sends them there by itself; for the format, "
+            f"write twophase.by_key_group(df, [{columns}], tasks=N, key_groups={self._groups.count}) and set the option tasks to N"
         )
         return OptionError(problem, problems=[problem], slot=self._task.slot)
 
-    def _merge(self, keys: pa.Array[Any], rows: pa.Table, how: Literal["sum", "max"]) -> None:
+    def _merge(self, keys: Column, rows: pa.Table, how: Literal["sum", "max"]) -> None:
         distinct = keys.dictionary_encode()
         every: list[bytes] = distinct.dictionary.to_pylist()
         database = self._opened().database

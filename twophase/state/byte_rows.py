@@ -17,26 +17,28 @@ import pyarrow.compute as pc
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
+Column = Any
+"""An Arrow array. The stubs of pyarrow know too little of what is done with one here."""
 
 
-def is_valid(column: pa.Array[Any]) -> npt.NDArray[np.bool_]:
+def is_valid(column: Column) -> npt.NDArray[np.bool_]:
     return np.asarray(pc.is_valid(column).to_numpy(zero_copy_only=False), np.bool_)
 
 
-def fixed_bytes(column: pa.Array[Any]) -> Bytes:
+def fixed_bytes(column: Column) -> Bytes:
     """The values of a column of fixed width, a row of bytes each; zeros where it is null."""
     width = column.type.bit_width // 8
     buffer = column.buffers()[1]
     if buffer is None or len(column) == 0:
         return np.zeros((len(column), width), np.uint8)
-    flat = np.frombuffer(buffer, np.uint8, count=len(column) * width, offset=column.offset * width)
+    flat: Bytes = np.frombuffer(buffer, np.uint8, count=len(column) * width, offset=column.offset * width)
     matrix = flat.reshape(len(column), width).copy()
     if column.null_count:
         matrix[~is_valid(column)] = 0
     return matrix
 
 
-def bytes_of(column: pa.Array[Any]) -> tuple[Bytes, Positions, Positions]:
+def bytes_of(column: Column) -> tuple[Bytes, Positions, Positions]:
     """The data of a column of texts or bytes, and where each row begins in it and how long it is; 0 where it is null."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offsets, data = column.buffers()
@@ -51,14 +53,14 @@ def bytes_of(column: pa.Array[Any]) -> tuple[Bytes, Positions, Positions]:
     return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), ends[:-1].copy(), lengths
 
 
-def of_matrix(matrix: Bytes) -> pa.Array[Any]:
+def of_matrix(matrix: Bytes) -> Column:
     """A column of bytes, all of one length."""
     rows, width = matrix.shape
     offsets = np.arange(rows + 1, dtype=np.int64) * width
     return _of_buffers(offsets, np.ascontiguousarray(matrix).ravel())
 
 
-def of_pieces(data: Bytes, starts: Positions, lengths: Positions) -> pa.Array[Any]:
+def of_pieces(data: Bytes, starts: Positions, lengths: Positions) -> Column:
     """A column of bytes, each row a piece of the data."""
     offsets = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -70,19 +72,24 @@ def of_pieces(data: Bytes, starts: Positions, lengths: Positions) -> pa.Array[An
     return _of_buffers(offsets, data[index])
 
 
-def _of_buffers(offsets: Positions, data: Bytes) -> pa.Array[Any]:
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+def _of_buffers(offsets: Positions, data: Bytes) -> Column:
+    buffers = [None, buffer_of(offsets), buffer_of(np.ascontiguousarray(data))]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def joined(columns: Sequence[pa.Array[Any]], rows: int) -> pa.Array[Any]:
+def joined(columns: Sequence[Column], rows: int) -> Column:
     """Each row's bytes of all columns, one after the other."""
     if not columns:
         return of_matrix(np.zeros((rows, 0), np.uint8))
     if len(columns) == 1:
         return columns[0]
-    found: pa.Array[Any] = pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
-    return found
+    nothing: Any = pa.scalar(b"", pa.large_binary())
+    return pc.binary_join_element_wise(*columns, nothing)
+
+
+def buffer_of(values: Any) -> pa.Buffer:
+    """The memory of a numpy array, for Arrow."""
+    return pa.py_buffer(values)
 
 
 def bitmap(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
@@ -98,7 +105,7 @@ class Cursor:
         self.positions = positions
 
     @classmethod
-    def at_start(cls, rows: pa.Array[Any], skip: int = 0) -> Cursor:
+    def at_start(cls, rows: Column, skip: int = 0) -> Cursor:
         data, starts, _ = bytes_of(rows)
         return cls(data, starts + skip)
 
@@ -112,12 +119,12 @@ class Cursor:
         return np.ascontiguousarray(found)
 
     def take_flags(self) -> npt.NDArray[np.bool_]:
-        return self.take(1).ravel() != 0
+        return np.asarray(self.take(1).ravel() != 0, np.bool_)
 
     def take_lengths(self) -> Positions:
         return self.take(4).view("<u4").ravel().astype(np.int64)
 
-    def take_pieces(self, lengths: Positions) -> pa.Array[Any]:
+    def take_pieces(self, lengths: Positions) -> Column:
         found = of_pieces(self.data, self.positions, lengths)
         self.positions = self.positions + lengths
         return found

@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twophase.state.byte_rows import (
+    Column,
     Cursor,
     bitmap,
+    buffer_of,
     bytes_of,
     fixed_bytes,
     is_valid,
@@ -39,7 +41,7 @@ _END = b"\x00\x01"
 _SIGN = np.uint8(0x80)
 
 
-def encode_keys(groups: npt.NDArray[np.int64] | None, columns: Sequence[pa.Array[Any]], rows: int) -> pa.Array[Any]:
+def encode_keys(groups: npt.NDArray[np.int64] | None, columns: Sequence[Column], rows: int) -> Column:
     """The keys of all rows; without their groups if these are None."""
     parts = [_encode(column) for column in columns]
     if groups is not None:
@@ -47,7 +49,7 @@ def encode_keys(groups: npt.NDArray[np.int64] | None, columns: Sequence[pa.Array
     return joined(parts, rows)
 
 
-def decode_keys(keys: pa.Array[Any], kinds: Sequence[pa.DataType]) -> list[pa.Array[Any]]:
+def decode_keys(keys: Column, kinds: Sequence[pa.DataType]) -> list[Column]:
     """The key columns again."""
     cursor = Cursor.at_start(keys, GROUP_BYTES)
     ends = np.flatnonzero((cursor.data[:-1] == _END[0]) & (cursor.data[1:] == _END[1])) if len(keys) else None
@@ -59,12 +61,13 @@ def group_prefix(group: int) -> bytes:
     return group.to_bytes(GROUP_BYTES, "big")
 
 
-def _encode(column: pa.Array[Any]) -> pa.Array[Any]:
+def _encode(column: Column) -> Column:
     valid = is_valid(column)
     if is_bytes(column.type):
         escaped = pc.replace_substring(of_pieces(*bytes_of(column)), pattern=b"\x00", replacement=b"\x00\xff")
         begin = of_matrix(valid.astype(np.uint8).reshape(-1, 1))
-        ending = pa.array([b"", _END], pa.large_binary()).take(pa.array(valid.astype(np.int8)))
+        endings: Column = pa.array([b"", _END], pa.large_binary())
+        ending = endings.take(pa.array(valid.astype(np.int8)))
         return joined([begin, escaped, ending], len(column))
     matrix = _big_endian(column)
     matrix[:, 0] ^= _SIGN
@@ -76,13 +79,13 @@ def _encode(column: pa.Array[Any]) -> pa.Array[Any]:
     return of_pieces(flagged.ravel(), starts, np.where(valid, width, 1).astype(np.int64))
 
 
-def _big_endian(column: pa.Array[Any]) -> npt.NDArray[np.uint8]:
+def _big_endian(column: Column) -> npt.NDArray[np.uint8]:
     if pa.types.is_boolean(column.type):
         return np.asarray(pc.fill_null(column, False)).astype(np.uint8).reshape(-1, 1)
     return np.ascontiguousarray(fixed_bytes(column)[:, ::-1])
 
 
-def _decode(kind: pa.DataType, cursor: Cursor, ends: npt.NDArray[np.int64] | None) -> pa.Array[Any]:
+def _decode(kind: Any, cursor: Cursor, ends: npt.NDArray[np.int64] | None) -> Column:
     if len(cursor) == 0:
         return pa.array([], kind)
     valid = cursor.take_flags()
@@ -96,13 +99,13 @@ def _decode(kind: pa.DataType, cursor: Cursor, ends: npt.NDArray[np.int64] | Non
     matrix[valid, 0] ^= _SIGN
     if pa.types.is_boolean(kind):
         return pa.array(matrix.ravel() != 0, mask=~valid)
-    data = pa.py_buffer(np.ascontiguousarray(matrix[:, ::-1]))
+    data = buffer_of(np.ascontiguousarray(matrix[:, ::-1]))
     return pa.Array.from_buffers(kind, len(valid), [bitmap(valid), data])
 
 
 def _decode_bytes(
-    kind: pa.DataType, cursor: Cursor, valid: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64] | None
-) -> pa.Array[Any]:
+    kind: Any, cursor: Cursor, valid: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64] | None
+) -> Column:
     assert ends is not None
     lengths = np.zeros(len(valid), np.int64)
     begun = cursor.positions[valid]
@@ -113,7 +116,7 @@ def _decode_bytes(
     return as_bytes_type(plain, kind, valid)
 
 
-def as_bytes_type(found: pa.Array[Any], kind: pa.DataType, valid: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+def as_bytes_type(found: Column, kind: Any, valid: npt.NDArray[np.bool_]) -> Column:
     """A column of bytes as this type of texts or bytes: without a look at the bytes, which Spark does not check either."""
     data, starts, lengths = bytes_of(found)
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
@@ -121,5 +124,5 @@ def as_bytes_type(found: pa.Array[Any], kind: pa.DataType, valid: npt.NDArray[np
     np.cumsum(lengths, out=offsets[1:])
     if len(starts):
         data = data[starts[0] : starts[0] + offsets[-1]]
-    buffers = [bitmap(valid), pa.py_buffer(offsets.astype("<i8" if wide else "<i4")), pa.py_buffer(data)]
+    buffers = [bitmap(valid), buffer_of(offsets.astype("<i8" if wide else "<i4")), buffer_of(data)]
     return pa.Array.from_buffers(kind, len(starts), buffers)

@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twophase.state.byte_rows import (
+    Column,
     Cursor,
     bitmap,
+    buffer_of,
     bytes_of,
     fixed_bytes,
     is_valid,
@@ -35,7 +37,7 @@ from twophase.state.key_encoding import as_bytes_type
 from twophase.state.xx_hash import is_bytes
 
 
-def is_storable(kind: pa.DataType) -> bool:
+def is_storable(kind: Any) -> bool:
     """Whether a column of this type can be a value."""
     if _is_list(kind) or pa.types.is_fixed_size_list(kind):
         return is_storable(kind.value_type)
@@ -46,26 +48,26 @@ def is_storable(kind: pa.DataType) -> bool:
     return pa.types.is_boolean(kind) or pa.types.is_null(kind) or is_bytes(kind) or _is_fixed(kind)
 
 
-def encode_rows(columns: Sequence[pa.Array[Any]], rows: int) -> pa.Array[Any]:
+def encode_rows(columns: Sequence[Column], rows: int) -> Column:
     return joined([_encode(column) for column in columns], rows)
 
 
-def decode_rows(rows: pa.Array[Any], kinds: Sequence[pa.DataType]) -> list[pa.Array[Any]]:
+def decode_rows(rows: Column, kinds: Sequence[pa.DataType]) -> list[Column]:
     cursor = Cursor.at_start(rows)
     return [_decode(kind, cursor) for kind in kinds]
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
+def _is_fixed(kind: Any) -> bool:
     return (
         pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind)
     ) and not pa.types.is_boolean(kind)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def _is_list(kind: Any) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
-def _width(kind: pa.DataType) -> int | None:
+def _width(kind: Any) -> int | None:
     """Of the encoding, if it is the same for every value."""
     if pa.types.is_null(kind):
         return 1
@@ -80,7 +82,7 @@ def _width(kind: pa.DataType) -> int | None:
 # ---- writing ----
 
 
-def _encode(column: pa.Array[Any]) -> pa.Array[Any]:
+def _encode(column: Column) -> Column:
     kind, rows = column.type, len(column)
     flags = is_valid(column).astype(np.uint8).reshape(-1, 1)
     if pa.types.is_null(kind):
@@ -97,7 +99,7 @@ def _encode(column: pa.Array[Any]) -> pa.Array[Any]:
     return _encode_list(column, flags)
 
 
-def _encode_list(column: pa.Array[Any], flags: npt.NDArray[np.uint8]) -> pa.Array[Any]:
+def _encode_list(column: Column, flags: npt.NDArray[np.uint8]) -> Column:
     counts = np.where(flags.ravel() != 0, np.asarray(pc.fill_null(_lengths(column), 0)), 0).astype(np.int64)
     elements = _encode(_elements(column))
     data, starts, lengths = bytes_of(elements)
@@ -110,14 +112,14 @@ def _encode_list(column: pa.Array[Any], flags: npt.NDArray[np.uint8]) -> pa.Arra
     return joined([_counted(flags, counts), pieces], len(column))
 
 
-def _lengths(column: pa.Array[Any]) -> Any:
+def _lengths(column: Column) -> Any:
     if not pa.types.is_map(column.type):
         return pc.list_value_length(column)
     offsets = column.offsets.to_numpy()
     return pa.array(np.diff(offsets), mask=~is_valid(column))
 
 
-def _elements(column: pa.Array[Any]) -> pa.Array[Any]:
+def _elements(column: Column) -> Column:
     """Those of all rows that are not null, in their order."""
     if not pa.types.is_map(column.type):
         return column.flatten()
@@ -125,20 +127,20 @@ def _elements(column: pa.Array[Any]) -> pa.Array[Any]:
     validity, offsets = column.buffers()[:2]
     pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=list(as_list.value_type))
     # `keys` and `items` are those of the whole array, whatever slice of it this is.
-    whole = pa.Array.from_buffers(
+    whole: Column = pa.Array.from_buffers(
         as_list, len(column), [validity, offsets], offset=column.offset, null_count=column.null_count, children=[pairs]
     )
     return whole.flatten()
 
 
-def _counted(flags: npt.NDArray[np.uint8], counts: npt.NDArray[np.int64]) -> pa.Array[Any]:
+def _counted(flags: npt.NDArray[np.uint8], counts: npt.NDArray[np.int64]) -> Column:
     return of_matrix(np.hstack([flags, counts.astype("<u4").view(np.uint8).reshape(-1, 4)]))
 
 
 # ---- reading ----
 
 
-def _decode(kind: pa.DataType, cursor: Cursor) -> pa.Array[Any]:
+def _decode(kind: Any, cursor: Cursor) -> Column:
     if len(cursor) == 0:
         return pa.array([], kind)
     valid = cursor.take_flags()
@@ -148,7 +150,7 @@ def _decode(kind: pa.DataType, cursor: Cursor) -> pa.Array[Any]:
     if pa.types.is_boolean(kind):
         return pa.array(cursor.take(1).ravel() != 0, mask=~valid)
     if _is_fixed(kind):
-        data = pa.py_buffer(cursor.take(kind.bit_width // 8))
+        data = buffer_of(cursor.take(kind.bit_width // 8))
         return pa.Array.from_buffers(kind, rows, [bitmap(valid), data])
     if is_bytes(kind):
         return as_bytes_type(cursor.take_pieces(cursor.take_lengths()), kind, valid)
@@ -158,7 +160,7 @@ def _decode(kind: pa.DataType, cursor: Cursor) -> pa.Array[Any]:
     return _decode_list(kind, cursor, valid)
 
 
-def _decode_list(kind: pa.DataType, cursor: Cursor, valid: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+def _decode_list(kind: Any, cursor: Cursor, valid: npt.NDArray[np.bool_]) -> Column:
     counts = cursor.take_lengths()
     if pa.types.is_map(kind):
         element: pa.DataType = pa.struct([pa.field("key", kind.key_type, nullable=False), kind.item_field])
@@ -170,10 +172,10 @@ def _decode_list(kind: pa.DataType, cursor: Cursor, valid: npt.NDArray[np.bool_]
     wide = pa.types.is_large_list(kind)
     offsets = np.zeros(len(valid) + 1, "<i8" if wide else "<i4")
     np.cumsum(counts, out=offsets[1:])
-    return pa.Array.from_buffers(kind, len(valid), [bitmap(valid), pa.py_buffer(offsets)], children=[elements])
+    return pa.Array.from_buffers(kind, len(valid), [bitmap(valid), buffer_of(offsets)], children=[elements])
 
 
-def _fixed_size_list(kind: Any, elements: pa.Array[Any], valid: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+def _fixed_size_list(kind: Any, elements: Column, valid: npt.NDArray[np.bool_]) -> Column:
     """A null has no elements in its encoding, and room for them in the array."""
     size = kind.list_size
     index = np.full((len(valid), size), -1, np.int64)
@@ -183,7 +185,7 @@ def _fixed_size_list(kind: Any, elements: pa.Array[Any], valid: npt.NDArray[np.b
     return pa.Array.from_buffers(kind, len(valid), [bitmap(valid)], children=[spread])
 
 
-def _decode_elements(kind: pa.DataType, cursor: Cursor, counts: npt.NDArray[np.int64]) -> pa.Array[Any]:
+def _decode_elements(kind: Any, cursor: Cursor, counts: npt.NDArray[np.int64]) -> Column:
     total, width = int(counts.sum()), _width(kind)
     begins = np.cumsum(counts) - counts
     if width is not None:
@@ -191,7 +193,8 @@ def _decode_elements(kind: pa.DataType, cursor: Cursor, counts: npt.NDArray[np.i
         each = Cursor(cursor.data, np.repeat(cursor.positions, counts) + within * width)
         cursor.positions = cursor.positions + counts * width
         return _decode(kind, each)
-    found, places = [pa.array([], kind)], [np.zeros(0, np.int64)]
+    found: list[Column] = [pa.array([], kind)]
+    places = [np.zeros(0, np.int64)]
     for number in range(int(counts.max(initial=0))):
         rows = np.flatnonzero(counts > number)
         each = Cursor(cursor.data, cursor.positions[rows])
@@ -199,4 +202,5 @@ def _decode_elements(kind: pa.DataType, cursor: Cursor, counts: npt.NDArray[np.i
         cursor.positions[rows] = each.positions
         places.append(begins[rows] + number)
     order = np.argsort(np.concatenate(places), kind="stable")
-    return pa.concat_arrays(found).take(pa.array(order))
+    together: Column = pa.concat_arrays(found)
+    return together.take(pa.array(order))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twophase.state.byte_rows import bytes_of, fixed_bytes, is_valid
+from twophase.state.byte_rows import Column, bytes_of, fixed_bytes, is_valid
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -31,7 +31,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 )
 
 
-def xx_hash(columns: Iterable[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
+def xx_hash(columns: Iterable[Column], rows: int) -> npt.NDArray[np.int64]:
     """Of each row of these columns."""
     hashes = np.full(rows, SEED, np.uint64)
     with np.errstate(over="ignore"):
@@ -40,7 +40,7 @@ def xx_hash(columns: Iterable[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64
     return hashes.view(np.int64)
 
 
-def is_hashable(kind: pa.DataType) -> bool:
+def is_hashable(kind: Any) -> bool:
     """Whether Spark has this type, and hashes equal values to equal numbers."""
     return (
         pa.types.is_boolean(kind)
@@ -52,7 +52,7 @@ def is_hashable(kind: pa.DataType) -> bool:
     )
 
 
-def is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: Any) -> bool:
     return (
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -61,11 +61,11 @@ def is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _is_small_decimal(kind: pa.DataType) -> bool:
+def _is_small_decimal(kind: Any) -> bool:
     return isinstance(kind, pa.Decimal128Type) and kind.precision <= 18
 
 
-def _hash_column(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _hash_column(column: Column, seeds: Hashes) -> Hashes:
     kind = column.type
     if is_bytes(kind):
         return _hash_bytes(*bytes_of(column), seeds)
@@ -79,7 +79,7 @@ def _hash_column(column: pa.Array[Any], seeds: Hashes) -> Hashes:
     return _hash_longs(values, seeds) if values.itemsize == 8 else _hash_ints(values.astype(np.int32), seeds)
 
 
-def _integers(column: pa.Array[Any]) -> npt.NDArray[Any]:
+def _integers(column: Column) -> npt.NDArray[Any]:
     matrix = fixed_bytes(column)
     return matrix.view(f"<i{matrix.shape[1]}").ravel()
 

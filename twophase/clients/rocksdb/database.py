@@ -40,8 +40,9 @@ class Database:
         with explained(folder):
             self._rocks = Rdict(folder, _options(), access_type=access)
         self._is_closed = False
-        self._unlogged = WriteOptions()
-        self._unlogged.disable_wal = True
+        unlogged: Any = WriteOptions()
+        unlogged.disable_wal = True  # a property; the stubs take it for a method
+        self._unlogged: WriteOptions = unlogged
 
     def write(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Put, or take away where the value is None; what comes later in the batch counts."""

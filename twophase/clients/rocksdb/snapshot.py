@@ -138,7 +138,7 @@ class Snapshot:
             return [None] * len(keys)
         columns = self._key_columns([self._whole(key) for key in keys])
         groups = KeyGroups(self.form.key_groups).of(columns, len(keys))
-        encoded = encode_keys(groups, columns, len(keys)).to_pylist()
+        encoded: list[bytes] = encode_keys(groups, columns, len(keys)).to_pylist()
         by_part: dict[str, list[int]] = {}
         parts = {}
         for place, group in enumerate(groups.tolist()):
