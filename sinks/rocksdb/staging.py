@@ -110,10 +110,10 @@ def named_snapshots(manifests: list[StateManifest]) -> set[str]:
 def drop(table: StateTable, owner: Owner, attempt: Attempt) -> None:
     """Delete what this attempt has staged. Creates nothing; what is gone already is fine, and what a manifest names is kept."""
     _drop(table, AttemptFolder(owner, attempt, STAGED))
-    sealed = AttemptFolder(owner, attempt, FILES)
-    if any(table.storage.list(AttemptFolder(owner, attempt, FILES, aborted).path(table)) for aborted in (False, True)):
-        if sealed.snapshot not in named_snapshots(table.kept()):
-            _drop(table, sealed)
+    sealed, doomed = (AttemptFolder(owner, attempt, FILES, is_aborted) for is_aborted in (False, True))
+    is_there = any(table.storage.list(folder.path(table)) for folder in (sealed, doomed))
+    if is_there and sealed.snapshot not in named_snapshots(table.kept()):
+        _drop(table, sealed)
 
 
 def _drop(table: StateTable, folder: AttemptFolder) -> None:

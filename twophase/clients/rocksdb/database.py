@@ -66,9 +66,25 @@ class Database:
         until = ReadOptions()
         # Only the upper bound: rocksdict 0.3.29 takes a lower one for an upper one.
         until.set_iterate_upper_bound(end)
+        last: bytes | None = None
         with explained(self.folder):
             found: Iterator[Any] = self._rocks.items(from_key=first, read_opt=until)
-            yield from found
+            for item in found:
+                last = item[0]
+                yield item
+            self._require_end(first, last, until)
+
+    def _require_end(self, first: bytes, last: bytes | None, until: ReadOptions) -> None:
+        """rocksdict ends an iteration at a damaged block as if there were nothing more: look once again whether that is so."""
+        look = self._rocks.iter(until)
+        look.seek(first if last is None else last)
+        if last is not None and look.valid():
+            look.next()
+        look.status()
+        if look.valid():
+            raise TableCorrupt(
+                f"the files of a state in {self.folder} are damaged: an iteration has ended before its end"
+            )
 
     def items_of(self, groups: GroupRange) -> Iterator[Item]:
         return self.items(group_prefix(groups.first), group_prefix(groups.end))

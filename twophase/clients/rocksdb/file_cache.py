@@ -73,17 +73,17 @@ class FileCache:
             _link_or_copy(source, cached)
 
     def keep_only(self, files: Collection[StoredFile], running: Generation) -> None:
-        """Delete what the state has no use for any more, and what tasks left that are dead or overtaken."""
+        """Delete what older generations left that the state has no use for: other tasks of this one are at work meanwhile."""
         kept = {self.place(file) for file in files}
-        for path in self._root.glob("cache/*/*/*/*"):
-            if path not in kept:
-                with suppress(FileNotFoundError):
-                    path.unlink()
         for folder in self._root.glob("cache/*/*/*"):
-            with suppress(OSError):
-                folder.rmdir()  # only if it is empty
+            if _is_another(folder.name, running):
+                for path in folder.iterdir():
+                    if path not in kept:
+                        path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()  # only if it is empty
         for work in self._root.glob("work/*"):
-            if _is_overtaken(work.name, running):
+            if _is_older(work.name, running):
                 shutil.rmtree(work, ignore_errors=True)
 
     def _has(self, file: StoredFile) -> bool:
@@ -159,7 +159,16 @@ def _link_or_copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _is_overtaken(name: str, running: Generation) -> bool:
+def _is_another(name: str, running: Generation) -> bool:
+    """Whether an attempt is of another generation: an older one, or of another ledger, whose files the manifest names if it is
+    in use."""
+    try:
+        return Attempt.parse(name).generation != running
+    except ValueError:
+        return False
+
+
+def _is_older(name: str, running: Generation) -> bool:
     try:
         return Attempt.parse(name).generation.is_older_than(running)
     except ValueError:
