@@ -21,14 +21,13 @@ from twophase.sinks.heap_state import HeapStateSink
 from twophase.sinks.rocksdb.sink import RocksDBSink
 from twophase.state.form import MergeMode
 
-SCHEMA = pa.schema(
-    [
-        pa.field("kind", pa.string()),
-        pa.field("number", pa.int64()),
-        pa.field("amount", pa.int64()),
-        pa.field("at", pa.timestamp("us")),
-    ]
-)
+_COLUMNS: dict[str, pa.DataType] = {
+    "kind": pa.string(),
+    "number": pa.int64(),
+    "amount": pa.int64(),
+    "at": pa.timestamp("us"),
+}
+SCHEMA = pa.schema(_COLUMNS)
 FLAGGED = SCHEMA.append(pa.field("deleted", pa.bool_()))
 
 _texts = st.none() | st.sampled_from(["", "a", "a\x00", "a\x00\x01b", "ä", "b" * 40])

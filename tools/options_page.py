@@ -10,10 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from twophase.connectors.query_options import QueryOptions
+from twophase.connectors.rocksdb import RocksDBReadOptions
 from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
 from twophase.sinks.kafka.sink import KafkaOptions
 from twophase.sinks.postgres.sink import PostgresOptions
+from twophase.sinks.rocksdb.sink import RocksDBOptions
 from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
 from twophase.sources.postgres.options import PostgresSourceOptions
@@ -87,6 +89,20 @@ By `spark.readStream.format("twophase-postgres").option(…)`, and by `spark.rea
 {postgres_source}
 In Python, `PostgresVersions(dsn, versions_of, …)` and `PostgresLog(dsn, publication, slot, …)` take the same ones in Python's
 spelling.
+
+## Writing `twophase-rocksdb`
+
+By `df.writeStream.format("twophase-rocksdb").option(…)`; [rocksdb.md](rocksdb.md) says how rows get to the right task:
+
+{rocksdb}
+In Python, `RocksDBSink(path, key_columns, …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-rocksdb`
+
+By `spark.read.format("twophase-rocksdb").option(…)`:
+
+{rocksdb_source}
+In Python, `twophase.state.open(path, epoch)` reads without Spark.
 """
 
 
@@ -99,6 +115,8 @@ def page() -> str:
         kafka_source=describe(KafkaSourceOptions),
         postgres=describe(PostgresOptions),
         postgres_source=describe(PostgresSourceOptions),
+        rocksdb=describe(RocksDBOptions),
+        rocksdb_source=describe(RocksDBReadOptions),
     )
 
 

@@ -22,7 +22,8 @@ Column = Any
 
 
 def is_valid(column: Column) -> npt.NDArray[np.bool_]:
-    return np.asarray(pc.is_valid(column).to_numpy(zero_copy_only=False), np.bool_)
+    valid: Column = pc.is_valid(column)
+    return np.asarray(valid.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def fixed_bytes(column: Column) -> Bytes:
