@@ -1,4 +1,4 @@
-"""`make bench`, or `make bench TARGET=files`, or `TARGET=kafka`."""
+"""`make bench`, or `make bench TARGET=files`, or `TARGET=kafka`, or `TARGET=rocksdb`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import files, kafka
+from benchmarks import files, kafka, rocksdb
 
-TARGETS = {"files": files.run, "kafka": kafka.run}
+TARGETS = {"files": files.run, "kafka": kafka.run, "rocksdb": rocksdb.run}
 
 
 def main() -> int:

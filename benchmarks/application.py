@@ -12,13 +12,14 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import file_queries, kafka_queries
+from benchmarks import file_queries, kafka_queries, state_queries
 from benchmarks.run import Run
 
 CONTENDERS = {
     "files": file_queries.SINKS,
     "kafka-sink": kafka_queries.SINKS,
     "kafka-source": kafka_queries.SOURCES,
+    "rocksdb": state_queries.SINKS,
 }
 
 

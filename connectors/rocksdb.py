@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from twophase.clients.rocksdb.read_options import RocksDBReadOptions
+from twophase.clients.rocksdb.snapshot import Snapshot, manifest_at, table_at
 from twophase.connectors.explained import explained
 from twophase.connectors.format import Format
 from twophase.errors import OptionError
-from twophase.extras import require
-from twophase.options import option, parse
+from twophase.options import parse
 from twophase.query import AnySink
 from twophase.state.key_groups import GroupRange
 from twophase.state.manifest import StateManifest
-
-require("rocksdict", "rocksdb")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RocksDBReadOptions:
-    """The options of `twophase-rocksdb`, for reading."""
-
-    path: str = option(doc="The state's folder: a local path, or `file:///…`.")
-    as_of_epoch: int | None = option(
-        doc="The epoch of the state's line to read, of those that are kept; by default the newest.",
-        default=None,
-        minimum=0,
-    )
 
 
 class RocksDBFormat(Format):
@@ -73,15 +59,11 @@ class StateReader(DataSourceReader):
         self._path, self._epoch = path, epoch
 
     def partitions(self) -> Sequence[InputPartition]:
-        from twophase.clients.rocksdb.snapshot import manifest_at, table_at
-
         with explained():
             manifest = manifest_at(table_at(self._path), self._epoch)
         return [InputPartition((each.groups.first, each.groups.end)) for each in manifest.segments]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from twophase.clients.rocksdb.snapshot import Snapshot, manifest_at, table_at
-
         if partition.value is None:
             return  # where there are no partitions, Spark asks for one of its own making
         with explained():
@@ -91,7 +73,5 @@ class StateReader(DataSourceReader):
 
 
 def _manifest(options: Mapping[str, str]) -> StateManifest:
-    from twophase.clients.rocksdb.snapshot import manifest_at, table_at
-
     given = parse(RocksDBReadOptions, options)
     return manifest_at(table_at(given.path), given.as_of_epoch)

@@ -79,7 +79,7 @@ class StateUnderTest(SinkTarget):
     arrow_types = frozenset(name for name, column in ARROW_COLUMNS.items() if not pa.types.is_dictionary(column.type))
     many_slots = 60
     many_batches = 100
-    many_failures = 15
+    many_failures = 6
 
     def __init__(self, folder: Path):
         self.path, self.working = folder / "state", folder / "working"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twophase.clients.rocksdb.read_options import RocksDBReadOptions
 from twophase.connectors.query_options import QueryOptions
-from twophase.connectors.rocksdb import RocksDBReadOptions
 from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
 from twophase.sinks.kafka.sink import KafkaOptions
