@@ -46,12 +46,13 @@ def run(out: Path, *, rows: int, repetitions: int) -> None:
     print(f"\n{rows:,} updates of {rows // ROWS_PER_KEY:,} keys in 4 epochs; Spark's own state store is 1.00\n")
     print(table(results, beside=BESIDE))
     print(f"\nA state that grows, {CHANGED_PER_EPOCH:,} keys changed in each epoch (medians of {EPOCHS_PER_STEP})\n")
-    print(f"{'state MB':>10}{'upload MB':>12}{'most MB':>10}{'epoch s':>10}{'snapshot s':>12}{'recovery s':>12}")
+    print(
+        f"{'state MB':>10}{'upload MB':>11}{'mean MB':>11}{'most MB':>11}{'epoch s':>10}{'snapshot s':>12}{'recovery s':>12}"
+    )
     for each in grown:
-        print(
-            f"{each.state_bytes / 1e6:>10.0f}{median(each.uploaded) / 1e6:>12.1f}{max(each.uploaded) / 1e6:>10.1f}"
-            f"{median(each.epoch_s):>10.2f}{median(each.snapshot_s):>12.2f}{each.recovery_s:>12.2f}"
-        )
+        uploads = (median(each.uploaded), sum(each.uploaded) / len(each.uploaded), max(each.uploaded))
+        print(f"{each.state_bytes / 1e6:>10.0f}", *(f"{size / 1e6:>10.1f}" for size in uploads), end="")
+        print(f"{median(each.epoch_s):>10.2f}{median(each.snapshot_s):>12.2f}{each.recovery_s:>12.2f}")
     write_json(out / "rocksdb.json", {"sums": results, "grown": [asdict(each) for each in grown]})
     plot(out / "rocksdb.png", {f"{rows:,} updates of {rows // ROWS_PER_KEY:,} keys, 4 epochs, 2 cores": results})
     plot_growth(out / "rocksdb-growth.png", grown)
@@ -175,6 +176,8 @@ def plot_growth(path: Path, grown: list[Grown]) -> bool:
     figure, (above, below) = plt.subplots(2, figsize=(7, 6), sharex=True)
     sizes = [each.state_bytes / 1e6 for each in grown]
     above.plot(sizes, [median(each.uploaded) / 1e6 for each in grown], "o-", color="#4477aa", label="median")
+    means = [sum(each.uploaded) / len(each.uploaded) / 1e6 for each in grown]
+    above.plot(sizes, means, "s--", color="#228833", label="mean")
     above.plot(sizes, [max(each.uploaded) / 1e6 for each in grown], "^", color="#cc6677", label="most")
     above.set_ylabel("MB uploaded an epoch")
     above.set_ylim(bottom=0)

@@ -11,8 +11,10 @@ from pyspark.sql.types import StructType
 
 from twophase.clients.rocksdb.read_options import RocksDBReadOptions
 from twophase.clients.rocksdb.snapshot import Snapshot, manifest_at, table_at
+from twophase.connectors.by_key_group import KEY_GROUPS
 from twophase.connectors.explained import explained
 from twophase.connectors.format import Format
+from twophase.connectors.stream_writer import StreamWriter
 from twophase.errors import OptionError
 from twophase.options import parse
 from twophase.query import AnySink
@@ -31,16 +33,14 @@ class RocksDBFormat(Format):
     def make_sink(cls, options: Mapping[str, str]) -> AnySink:
         from twophase.sinks import RocksDBSink
 
-        sink = RocksDBSink.from_options(options)
-        if sink.tasks is None:
-            columns = ", ".join(repr(name) for name in sink.key_columns)
-            problem = (
-                "tasks is missing: rows go to tasks by their key group, so write "
-                f"twophase.by_key_group(df, [{columns}], tasks=N, key_groups={sink.key_groups.count}) and set tasks to the same N; "
-                "or use twophase.exactly_once, which sends them there by itself"
-            )
-            raise OptionError(problem, problems=[problem])
-        return sink
+        return RocksDBSink.from_options(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        with explained():
+            given = {key.lower(): value for key, value in self._given().items()}
+            if not given.get("tasks"):
+                raise _without_tasks(given)
+        return super().streamWriter(schema, overwrite)
 
     def schema(self) -> StructType:
         with explained():
@@ -75,3 +75,12 @@ class StateReader(DataSourceReader):
 def _manifest(options: Mapping[str, str]) -> StateManifest:
     given = parse(RocksDBReadOptions, options)
     return manifest_at(table_at(given.path), given.as_of_epoch)
+
+
+def _without_tasks(given: Mapping[str, str]) -> OptionError:
+    columns, groups = given.get("keycolumns", ""), given.get("keygroups", str(KEY_GROUPS))
+    problem = (
+        f"tasks is missing: rows go to tasks by their key group, so write twophase.by_key_group(df, {columns.split(',')}, tasks=N, "
+        f"key_groups={groups}) and set tasks to the same N; or use twophase.exactly_once, which sends them there by itself"
+    )
+    return OptionError(problem, problems=[problem])

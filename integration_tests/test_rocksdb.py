@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import twophase
 from integration_tests.states import residue_of, rows_of
 from integration_tests.streams import Place, failure_of, orders, run, write_by
+from twophase.connectors.command_line import main
 from twophase.sinks import RocksDBSink
 from twophase.state.xx_hash import xx_hash
 from twophase.testing.crash.orders import compare
@@ -61,7 +62,7 @@ def sink_of(place: Place, **options: Any) -> RocksDBSink:
 
 
 def test_an_aggregation_in_update_mode_is_right_at_every_epoch_whatever_the_number_of_tasks(
-    spark: SparkSession, place: Place
+    spark: SparkSession, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Counts by word over restarts, a replay, and 2, 3 and 1 tasks: at epoch e what a fold of the source up to e gives."""
     for tasks in (2, 3, 1):
@@ -75,6 +76,8 @@ def test_an_aggregation_in_update_mode_is_right_at_every_epoch_whatever_the_numb
         expected = Counter(number % 7 for number in place.ids[: 100 * (epoch + 1)])
         assert {row.word: row.orders for row in read.collect()} == expected
     assert residue_of(place.table) == []
+    assert main(["inspect", str(place.checkpoint)]) == 0
+    assert "twophase-rocksdb" in capsys.readouterr().out
 
 
 def write(rows: DataFrame, place: Place, **options: str) -> StreamingQuery:

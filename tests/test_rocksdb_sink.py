@@ -16,10 +16,14 @@ from tests.state_query import StateQuery
 from tests.state_under_test import residue_of
 from twophase.clients.rocksdb.snapshot import open_snapshot
 from twophase.errors import DataLost, NotCommitted, OptionError, SchemaMismatch, TableCorrupt
+from twophase.identity import Attempt, DecisionId
 from twophase.local_storage import LocalStorage
+from twophase.sink import CommitOrder, Task
+from twophase.sinks.rocksdb import transaction
 from twophase.sinks.rocksdb.sink import RocksDBSink
 from twophase.state.key_groups import GroupRange, KeyGroups
 from twophase.state.manifest import StateTable
+from twophase.testing.sink_steps import voted
 
 KEYS = 3000
 
@@ -75,6 +79,34 @@ def test_a_task_that_has_its_files_fetches_nothing_and_uploads_what_changed(quer
     assert (fetched(first), fetched(second)) == (0, 0)
     assert uploaded(second) < uploaded(first) / 3
     assert amounts(tmp_path) == {f"customer {n}": 2 if n < 10 else 1 for n in range(KEYS)}
+
+
+def test_tables_are_uploaded_while_rows_are_written_and_compacted_ones_do_not_stay(
+    query: StateQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every batch becomes a table: more than RocksDB leaves as they are."""
+    query.epoch(0, rows(range(50), 0), 1)
+    monkeypatch.setattr(transaction, "FLUSHED_BYTES", 1)
+    plan = query.prepare(1, rows([0], 1).schema)
+    sink, task = query.sink.placed(1), Task(0, Attempt(plan.prepared.generation, 7))
+    task_transaction = sink.begin(plan, task)
+    staged = tmp_path / "state" / "staged" / str(query.owner) / str(task.attempt)
+    batches = [rows(range(number, number + 30), number) for number in range(12)]
+    for batch in batches:
+        task_transaction.write(batch)
+    assert list(staged.glob("*.sst")), "nothing was uploaded before the last row"
+
+    share = voted(sink, task_transaction, task, *batches)
+    order = CommitOrder(
+        query.owner, plan.prepared.epoch, DecisionId(query.ledger, 99), plan.prepared.origin, 0, (share,)
+    )
+    query.sink.commit(order)
+
+    assert residue_of(tmp_path / "state") == []
+    expected = {f"customer {n}": 0 for n in range(50)}
+    for number, batch in enumerate(batches):
+        expected |= dict.fromkeys(batch.column("customer").to_pylist(), number)
+    assert amounts(tmp_path) == expected
 
 
 def test_a_task_on_a_new_machine_fetches_its_own_groups(query: StateQuery, tmp_path: Path) -> None:
@@ -150,15 +182,12 @@ def test_rows_are_refused_when_nobody_has_said_how_many_tasks_there_are(query: S
 
 
 def _write(query: StateQuery, plan: Any, batch: pa.RecordBatch, slot: int, tasks: int | None) -> None:
-    from twophase.identity import Attempt
-    from twophase.sink import Task
-
     sink = query.sink if tasks is None else query.sink.placed(tasks)
-    transaction = sink.begin(plan, Task(slot, Attempt(plan.prepared.generation, 0)))
+    begun = sink.begin(plan, Task(slot, Attempt(plan.prepared.generation, 0)))
     try:
-        transaction.write(batch)
+        begun.write(batch)
     finally:
-        transaction.abort()
+        begun.abort()
 
 
 # ---- damage ----

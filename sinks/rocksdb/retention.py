@@ -48,10 +48,16 @@ class Retention:
     def _old(self, table: StateTable, line: list[int], now_ms: int) -> list[int]:
         old = []
         for position in line[: -self.epochs]:
-            if self.hours is not None and now_ms - table.manifest(position).written_ms < self.hours * _HOUR_MS:
+            if self.hours is not None and self._is_young(table, position, now_ms, self.hours):
                 break
             old.append(position)
         return old
+
+    def _is_young(self, table: StateTable, position: int, now_ms: int, hours: float) -> bool:
+        try:
+            return now_ms - table.manifest(position).written_ms < hours * _HOUR_MS
+        except FileNotFoundError:  # another driver drops it: what it began is finished below
+            return False
 
     def _finish(self, table: StateTable, positions: list[int]) -> None:
         kept = table.kept()

@@ -4,6 +4,7 @@
 
     first row      the groups are restored into a folder of this attempt          (clients/rocksdb/restored.py)
     each batch     encoded from Arrow, merged by the mode, written to the working state
+                   what is enough for a table is flushed, and uploaded while the next rows are written
     pre-commit     flush, compact what is due, link; upload the tables that the committed epoch lacks; last, the part file
 
 A task without rows restores nothing and uploads nothing: what its groups have stays where it is. The task deletes nothing that is
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +48,8 @@ PART = "part"
 _BLOCK_BYTES = 1 << 20
 _UPLOADS_AT_ONCE = 4
 _ROWS_AT_ONCE = 1 << 16
+FLUSHED_BYTES = 64 << 20
+"""So many bytes of rows are one table."""
 
 log = Log("twophase.sinks.rocksdb")
 
@@ -107,6 +112,9 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
         self._rows_schema: pa.Schema | None = None
         self._work = cache.work_folder(task.attempt)
         self._restored: Restored | None = None
+        self._unflushed_bytes = 0
+        self._threads = ThreadPoolExecutor(_UPLOADS_AT_ONCE)  # starts none before it is given something
+        self._uploads: dict[str, Future[StoredFile]] = {}
         self._done = False
 
     # ---- the contract ----
@@ -116,13 +124,18 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
             raise ProtocolViolation("nothing can be written after pre_commit")
         self._check(batch.schema)
         for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            self._write(batch.slice(first, _ROWS_AT_ONCE))
+            some = batch.slice(first, _ROWS_AT_ONCE)
+            self._write(some)
+            self._unflushed_bytes += some.nbytes
+            if self._unflushed_bytes >= FLUSHED_BYTES:
+                self._upload_early()
 
     def pre_commit(self) -> RocksDBHandle:
         self._done = True
         says_form = self._form.schema is not None and (self._task.slot == 0 or self._restored is not None)
         form = canonical_json(self._form.to_json()) if says_form else ""
         if self._restored is None:
+            self._threads.shutdown()
             return RocksDBHandle(0, "", form, 0, 0, 0)
         self._restored.database.snapshot(str(self._work / "snapshot"))
         self._restored.database.close()
@@ -148,6 +161,7 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
     def abort(self) -> None:
         """Drop this attempt's own files, here and in staging."""
         self._done = True
+        self._threads.shutdown(cancel_futures=True)
         if self._restored is not None:
             self._restored.database.close()
         shutil.rmtree(self._work, ignore_errors=True)
@@ -232,20 +246,40 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
     def _folder(self) -> str:
         return f"{self._table.path}/{STAGED}/{self._snapshot}"
 
+    def _upload_early(self) -> None:
+        """What is written by now becomes a table, and is on its way while the next rows come."""
+        restored, early = self._opened(), self._work / "early"
+        restored.database.flush()
+        self._unflushed_bytes = 0
+        early.mkdir(exist_ok=True)
+        for name in restored.database.tables():
+            if name not in self._uploads and name not in _tables_of(restored.base):
+                with suppress(FileNotFoundError):  # a compaction was faster
+                    os.link(self._work / "database" / name, early / name)
+                    self._send(early / name)
+
+    def _send(self, path: Path) -> None:
+        if not self._uploads:
+            self._table.storage.make_folder(self._folder)
+        self._uploads[path.name] = self._threads.submit(self._uploaded, path)
+
     def _upload(self, base: Part | None) -> tuple[Part, int]:
         """Whatever the committed epoch lacks goes to staging. What it has keeps the name that it has there."""
-        folder = self._work / "snapshot"
-        known = {file.name: file for file in (() if base is None else base.files) if file.name.endswith(".sst")}
+        folder, known = self._work / "snapshot", _tables_of(base)
         names = sorted(path.name for path in folder.iterdir() if is_kept(path.name))
         new = [name for name in names if name not in known]
-        self._table.storage.make_folder(self._folder)
-        with ThreadPoolExecutor(_UPLOADS_AT_ONCE) as threads:
-            uploaded = list(threads.map(lambda name: self._uploaded(folder / name), new))
-        for file in uploaded:
-            self._cache.add(file, folder / file.name)
-        files = (*(known[name] for name in names if name in known), *uploaded)
+        for name in new:
+            if name not in self._uploads:
+                self._send(folder / name)
+        uploaded = {name: upload.result() for name, upload in self._uploads.items()}
+        self._threads.shutdown()
+        for name in uploaded.keys() - set(new):  # compacted since
+            self._table.storage.delete(f"{self._folder}/{name}")
+        for name in new:
+            self._cache.add(uploaded[name], folder / name)
+        files = (*(known[name] for name in names if name in known), *(uploaded[name] for name in new))
         assert self._owned is not None
-        return Part(self._snapshot, self._owned, files), sum(file.bytes for file in uploaded)
+        return Part(self._snapshot, self._owned, files), sum(file.bytes for file in uploaded.values())
 
     def _uploaded(self, path: Path) -> StoredFile:
         digest, length = hashlib.sha256(), 0
@@ -272,6 +306,11 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
 
     def _swept(self) -> Fenced:
         return Fenced(f"{self._folder} is gone: a newer generation of the query came", slot=self._task.slot)
+
+
+def _tables_of(part: Part | None) -> dict[str, StoredFile]:
+    """By their names in the database, which gives no number to two tables."""
+    return {file.name: file for file in (() if part is None else part.files) if file.name.endswith(".sst")}
 
 
 def _plain(column: Any) -> pa.Array[Any]:

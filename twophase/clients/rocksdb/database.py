@@ -94,6 +94,16 @@ class Database:
         with explained(self.folder):
             self._rocks.delete_range(group_prefix(groups.first), group_prefix(groups.end), self._unlogged)
 
+    def flush(self) -> None:
+        """What was written is in tables from here on."""
+        with explained(self.folder):
+            self._rocks.flush()
+
+    def tables(self) -> list[str]:
+        """The names of the tables that there are now; a compaction may take some of them away."""
+        with explained(self.folder):
+            return [str(file["name"]).lstrip("/") for file in self._rocks.live_files()]
+
     def snapshot(self, folder: str) -> None:
         """Flush, compact what is due, and link the files into a new folder."""
         with explained(self.folder):

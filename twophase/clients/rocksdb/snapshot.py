@@ -96,6 +96,7 @@ class Snapshot:
         self._segments = [
             Segment(both, each.part) for each in manifest.segments if (both := each.groups.within(groups or every))
         ]
+        self._part_of = {group: each.part for each in self._segments for group in _numbers(each)}
         self._folder = Path(tempfile.mkdtemp(prefix="twophase-state-"))
         self._open: dict[str, Database] = {}
         self._lock = threading.Lock()
@@ -142,10 +143,10 @@ class Snapshot:
         by_part: dict[str, list[int]] = {}
         parts = {}
         for place, group in enumerate(groups.tolist()):
-            segment = next((each for each in self._segments if group in each.groups), None)
-            if segment is not None:
-                by_part.setdefault(segment.part.snapshot, []).append(place)
-                parts[segment.part.snapshot] = segment.part
+            part = self._part_of.get(group)
+            if part is not None:
+                by_part.setdefault(part.snapshot, []).append(place)
+                parts[part.snapshot] = part
         found: dict[int, Item] = {}
         for snapshot, places in by_part.items():
             values = self._database(parts[snapshot]).get([encoded[place] for place in places])
@@ -181,7 +182,8 @@ class Snapshot:
 
     def snapshot_of(self, group: int) -> str | None:
         """The id of the part that the group is read from: where two epochs have the same, they have the same rows."""
-        return next((each.part.snapshot for each in self._segments if group in each.groups), None)
+        part = self._part_of.get(group)
+        return None if part is None else part.snapshot
 
     # ---- its end ----
 
