@@ -274,7 +274,7 @@ class RocksDBSink(Sink[RocksDBHandle]):
         return RocksDBTransaction(self._table, self._cache(), plan.prepared, state, groups, owned, task)
 
     def _cache(self) -> FileCache:
-        folder = self._options.working_dir or os.path.join(tempfile.gettempdir(), "twophase-rocksdb")
+        folder = self._options.working_dir or os.path.join(tempfile.gettempdir(), f"twophase-rocksdb-{os.getuid()}")
         return FileCache(self._table, folder)
 
     # ---- driver, after the votes ----

@@ -29,6 +29,7 @@ from twophase.state.manifest import FILES, StateTable, StoredFile, corrupt
 
 _BLOCK_BYTES = 1 << 20
 _TEMPORARY = ".tmp-"
+_TRIES = 3
 
 
 @dataclass
@@ -57,13 +58,18 @@ class FileCache:
 
     def link(self, file: StoredFile, folder: Path, fetched: Fetched) -> None:
         """Put the file into the folder of a database, from the cache or from the state."""
-        cached = self.place(file)
-        if not self._has(file):
-            self._fetch(file)
-            fetched.bytes_fetched += file.bytes
-        else:
-            fetched.bytes_found += file.bytes
-        _link_or_copy(cached, folder / file.name)
+        for left in reversed(range(_TRIES)):
+            if self._has(file):
+                fetched.bytes_found += file.bytes
+            else:
+                self._fetch(file)
+                fetched.bytes_fetched += file.bytes
+            try:
+                _link_or_copy(self.place(file), folder / file.name)
+                return
+            except FileNotFoundError:  # a task of another generation, on this machine, has tidied up
+                if left == 0:
+                    raise
 
     def add(self, file: StoredFile, source: Path) -> None:
         """Keep a file that this task has uploaded: the next one that starts from it need not fetch it."""
@@ -76,7 +82,7 @@ class FileCache:
         """Delete what older generations left that the state has no use for: other tasks of this one are at work meanwhile."""
         kept = {self.place(file) for file in files}
         for folder in self._root.glob("cache/*/*/*"):
-            if _is_another(folder.name, running):
+            if _is_past(folder.name, running):
                 for path in folder.iterdir():
                     if path not in kept:
                         path.unlink(missing_ok=True)
@@ -159,13 +165,13 @@ def _link_or_copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _is_another(name: str, running: Generation) -> bool:
-    """Whether an attempt is of another generation: an older one, or of another ledger, whose files the manifest names if it is
-    in use."""
+def _is_past(name: str, running: Generation) -> bool:
+    """Whether an attempt is of an older generation; or of another ledger, whose files the manifest names if they are in use."""
     try:
-        return Attempt.parse(name).generation != running
+        generation = Attempt.parse(name).generation
     except ValueError:
         return False
+    return generation.ledger != running.ledger or generation.is_older_than(running)
 
 
 def _is_older(name: str, running: Generation) -> bool:

@@ -53,8 +53,14 @@ def table_at(path: str) -> StateTable:
     return StateTable(storage_of(absolute), absolute)
 
 
-def open_snapshot(path: str, epoch: int | None = None) -> Snapshot:
+def open_snapshot(path: str, epoch: int | None = None, *, working_dir: str | None = None) -> Snapshot:
     """The state at `path`, as it is now, or as it was at an epoch of its line that is still kept.
+
+    Parameters
+    ----------
+    working_dir:
+        Where the snapshot's temporary folder is made; by default where the system has such. On the file system of the state its
+        tables are linked, elsewhere they are copied.
 
     Raises
     ------
@@ -65,7 +71,7 @@ def open_snapshot(path: str, epoch: int | None = None) -> Snapshot:
     for left in reversed(range(_TRIES)):
         manifest = manifest_at(table, epoch)
         try:
-            return Snapshot(table, manifest)
+            return Snapshot(table, manifest, working_dir=working_dir)
         except DataLost:
             # It may have been dropped between the look and the links; then there is a newer one, or it is gone.
             if left == 0 or manifest_at(table, epoch).marker == manifest.marker:
@@ -89,7 +95,14 @@ def manifest_at(table: StateTable, epoch: int | None) -> StateManifest:
 class Snapshot:
     """Rows by key at one epoch. Threads may share it. Close it: its links take no room, but what they keep does."""
 
-    def __init__(self, table: StateTable, manifest: StateManifest, groups: GroupRange | None = None):
+    def __init__(
+        self,
+        table: StateTable,
+        manifest: StateManifest,
+        groups: GroupRange | None = None,
+        *,
+        working_dir: str | None = None,
+    ):
         self._table = table
         self._manifest = manifest
         every = GroupRange(0, manifest.form.key_groups)
@@ -97,7 +110,7 @@ class Snapshot:
             Segment(both, each.part) for each in manifest.segments if (both := each.groups.within(groups or every))
         ]
         self._part_of = {group: each.part for each in self._segments for group in _numbers(each)}
-        self._folder = Path(tempfile.mkdtemp(prefix="twophase-state-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="twophase-state-", dir=working_dir))
         self._open: dict[str, Database] = {}
         self._lock = threading.Lock()
         try:
