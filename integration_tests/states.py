@@ -37,15 +37,24 @@ class StateTarget(CrashTarget):
     def working_dir(self) -> Path:
         return self.folder / "working"
 
+    @property
+    def tasks(self) -> int:
+        return int(self.settings.get("tasks", TASKS))
+
     def options(self) -> Mapping[str, str]:
-        told = {"path": str(self.path), "keyColumns": "id", "tasks": str(TASKS), "workingDir": str(self.working_dir)}
+        told = {
+            "path": str(self.path),
+            "keyColumns": "id",
+            "tasks": str(self.tasks),
+            "workingDir": str(self.working_dir),
+        }
         return {**told, "retainEpochs": "100"}
 
     def sink(self) -> RocksDBSink:
-        return RocksDBSink(str(self.path), "id", tasks=TASKS, working_dir=str(self.working_dir), retain_epochs=100)
+        return RocksDBSink(str(self.path), "id", tasks=self.tasks, working_dir=str(self.working_dir), retain_epochs=100)
 
     def shaped(self, rows: Any) -> Any:
-        return twophase.by_key_group(rows, "id", tasks=TASKS)
+        return twophase.by_key_group(rows, "id", tasks=self.tasks)
 
     def read(self) -> Sequence[Order]:
         return rows_of(self.path)
