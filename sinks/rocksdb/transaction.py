@@ -142,7 +142,6 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
         part, uploaded = self._upload(self._restored.base)
         data = canonical_json(part.to_json()).encode()
         self._create(PART, data)
-        self._table.storage.sync(self._folder)
         fetched = self._restored.fetched
         shutil.rmtree(self._work, ignore_errors=True)
         log.info(
@@ -301,6 +300,7 @@ class RocksDBTransaction(Transaction[RocksDBHandle]):
         try:
             with self._table.storage.create(f"{self._folder}/{name}") as file:
                 file.write(data)
+            self._table.storage.sync(self._folder)
         except FileNotFoundError as error:
             raise self._swept() from error
 
