@@ -91,7 +91,7 @@ class StateUnderTest(SinkTarget):
             key_groups=SLOTS,
             tasks=SLOTS,
             working_dir=str(self.working),
-            retain_epochs=100,
+            retain_epochs=20,
             storage=quick(),
         )
 
