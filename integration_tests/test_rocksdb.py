@@ -46,7 +46,7 @@ def test_spark_and_twophase_compute_the_same_key_group(spark: SparkSession) -> N
 
     def ours(names: list[str]) -> list[int]:
         columns = [found.column(name).combine_chunks() for name in names]
-        return xx_hash([_one(column) for column in columns], found.num_rows).tolist()
+        return [int(each) for each in xx_hash([_one(column) for column in columns], found.num_rows)]
 
     wrong = [name for name in KEYS if ours([name]) != found.column(f"hash_{name}").to_pylist()]
     assert wrong == []

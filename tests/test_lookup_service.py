@@ -27,7 +27,7 @@ def query(tmp_path: Path) -> StateQuery:
 
 @pytest.fixture
 def address(tmp_path: Path, query: StateQuery) -> Iterator[str]:
-    assert query.sink.target.endswith("/state")
+    assert str(query.sink.target).endswith("/state")
     server = lookup_service.server_of(str(tmp_path / "state"), 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
