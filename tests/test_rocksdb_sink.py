@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from tests.files_query import WithoutSync, quick
 from tests.state_query import StateQuery
 from tests.state_under_test import residue_of
+from twophase.clients.rocksdb.file_cache import Fetched, FileCache
 from twophase.clients.rocksdb.snapshot import open_snapshot
 from twophase.errors import DataLost, NotCommitted, OptionError, SchemaMismatch, TableCorrupt
-from twophase.identity import Attempt, DecisionId
+from twophase.identity import Attempt, DecisionId, Generation
 from twophase.local_storage import LocalStorage
 from twophase.sink import CommitOrder, Task
 from twophase.sinks.rocksdb import transaction
@@ -120,6 +122,32 @@ def test_a_task_on_a_new_machine_fetches_its_own_groups(query: StateQuery, tmp_p
     by_slot = {share.slot: share.handle.bytes_fetched for share in second.shares}
     assert by_slot == {0: manifest.segments[0].part.bytes, 1: manifest.segments[1].part.bytes}
     assert set(amounts(tmp_path).values()) == {2}
+
+
+def test_tasks_that_tidy_up_and_fetch_at_once_do_not_get_into_each_others_way(
+    query: StateQuery, tmp_path: Path
+) -> None:
+    """Many tasks of one generation on one machine: each fetches what it needs, and deletes what nobody does."""
+    for number in range(3):
+        query.epoch(number, rows(range(100), number), 4)
+    table = StateTable(quick(), str(tmp_path / "state"))
+    old, manifest = table.manifest(0), table.newest()
+    assert manifest is not None
+    running = Generation(query.ledger, 100)
+
+    def task(number: int) -> None:
+        cache = FileCache(table, str(tmp_path / "working"))
+        for turn in range(20):
+            files = sorted(manifest.files | old.files, key=lambda file: file.place)
+            for at, file in enumerate(files):
+                folder = tmp_path / "linked" / f"{number}.{turn}.{at}"
+                folder.mkdir(parents=True)
+                cache.link(file, folder, Fetched())
+                assert (folder / file.name).stat().st_size == file.bytes
+            cache.keep_only(manifest.files, running)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(task, range(4))) == [None] * 4
 
 
 def test_another_number_of_tasks_moves_only_the_groups_that_change_hands(query: StateQuery, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 ::
 
     <workingDir>/<state>/cache/<query>/<sink>/<attempt>/000012.sst     as it lies in the state; never changed
+    <workingDir>/<state>/fetching/…                                     not yet whole, or not yet checked
     <workingDir>/<state>/work/<attempt>/                                a task's own folder
 
 A file is known by where it lies in the state, a name that carries its attempt and is used once for ever. So whatever a task finds
@@ -17,6 +18,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,8 +30,8 @@ from twophase.local_storage import LocalStorage
 from twophase.state.manifest import FILES, StateTable, StoredFile, corrupt
 
 _BLOCK_BYTES = 1 << 20
-_TEMPORARY = ".tmp-"
-_TRIES = 3
+_TRIES = 10
+_FETCHED_WITHIN_S = 24 * 3600.0
 
 
 @dataclass
@@ -79,18 +81,23 @@ class FileCache:
             _link_or_copy(source, cached)
 
     def keep_only(self, files: Collection[StoredFile], running: Generation) -> None:
-        """Delete what older generations left that the state has no use for: other tasks of this one are at work meanwhile."""
+        """Delete what older generations left that the state has no use for. Other tasks of this one do the same meanwhile."""
         kept = {self.place(file) for file in files}
         for folder in self._root.glob("cache/*/*/*"):
             if _is_past(folder.name, running):
-                for path in folder.iterdir():
-                    if path not in kept:
-                        path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # another task was faster
+                    for path in list(folder.iterdir()):
+                        if path not in kept:
+                            path.unlink(missing_ok=True)
                 with suppress(OSError):
                     folder.rmdir()  # only if it is empty
         for work in self._root.glob("work/*"):
             if _is_older(work.name, running):
                 shutil.rmtree(work, ignore_errors=True)
+        for abandoned in self._root.glob("fetching/*"):
+            with suppress(FileNotFoundError):
+                if abandoned.stat().st_mtime < time.time() - _FETCHED_WITHIN_S:
+                    abandoned.unlink()
 
     def _has(self, file: StoredFile) -> bool:
         try:
@@ -99,12 +106,20 @@ class FileCache:
             return False
 
     def _fetch(self, file: StoredFile) -> None:
-        cached = self.place(file)
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        temporary = cached.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+        """Beside the cache first: whoever tidies up must not take it for something that is left over."""
+        cached, fetching = self.place(file), self._root / "fetching"
+        fetching.mkdir(parents=True, exist_ok=True)
+        temporary = fetching / secrets.token_hex(8)
         try:
             fetch(self._table, file, temporary)
-            os.replace(temporary, cached)
+            for left in reversed(range(_TRIES)):
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.replace(temporary, cached)
+                    return
+                except FileNotFoundError:  # the folder was empty for a moment, and another task has removed it
+                    if left == 0:
+                        raise
         finally:
             temporary.unlink(missing_ok=True)
 
