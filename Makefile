@@ -64,7 +64,8 @@ CRASH_kafka := integration_tests.topics:KafkaTarget
 CRASH_postgres := integration_tests.postgres_tables:PostgresTarget
 CRASH_postgres-mvcc := integration_tests.postgres_tables:VersionsTarget
 CRASH_postgres-xa := integration_tests.postgres_tables:PreparedTarget
-CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa)
+CRASH_rocksdb := integration_tests.states:StateTarget
+CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa) $(CRASH_rocksdb)
 
 crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=files for one target, ARGS="--cell NAME" for one step
 	"$(BIN)/python" -m twophase.testing.crash $(if $(TARGET),$(or $(CRASH_$(TARGET)),$(TARGET)),$(CRASH_ALL)) \

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import file_queries, kafka_queries, postgres_queries
+from benchmarks import file_queries, kafka_queries, postgres_queries, state_queries
 from benchmarks.run import Run
 
 CONTENDERS = {
@@ -20,6 +20,7 @@ CONTENDERS = {
     "kafka-sink": kafka_queries.SINKS,
     "kafka-source": kafka_queries.SOURCES,
     "postgres": postgres_queries.SINKS,
+    "rocksdb": state_queries.SINKS,
 }
 
 

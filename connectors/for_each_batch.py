@@ -38,6 +38,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from twophase.connectors.arrow_schema import arrow_schema
+from twophase.connectors.by_key_group import sent_by_key_group
 from twophase.connectors.explained import explained, ours_in
 from twophase.connectors.query_options import SINK, QueryOptions, now_ms, query_of
 from twophase.connectors.stream_writer import epoch_number
@@ -118,7 +119,8 @@ class EpochWriter:
             _require_rows(df)
             self._begun.add(name)
             self._plan = plan = self._coordinator.plan_for(self._plan, name, arrow_schema(df.schema))
-        task = WriteTask(self._coordinator.query.sinks[name], name, plan)
+        sink, df = sent_by_key_group(self._coordinator.query.sinks[name], df)
+        task = WriteTask(sink, name, plan)
         try:
             rows = df.mapInArrow(task, "vote string").collect()
         except PySparkException as error:

@@ -22,6 +22,7 @@ FORMATS = {
     "twophase-kafka": ("twophase.connectors.kafka", "KafkaFormat"),
     "twophase-postgres": ("twophase.connectors.postgres", "PostgresFormat"),
     "twophase-socket": ("twophase.connectors.socket", "SocketFormat"),
+    "twophase-rocksdb": ("twophase.connectors.rocksdb", "RocksDBFormat"),
 }
 """Name → module and class; a module whose vendor client is not installed raises MissingExtra."""
 _VARIABLE = "PYSPARK_PYTHON"

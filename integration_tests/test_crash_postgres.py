@@ -19,7 +19,7 @@ def test_the_matrix_has_a_cell_for_every_failpoint_of_a_commit() -> None:
         cell.kills[-1].point for target in (FilesTarget, PostgresTarget, PreparedTarget) for cell in cells(target)
     }
 
-    assert struck == set(POINTS)
+    assert struck == {point for point in POINTS if not point.startswith("rocksdb.")}
 
 
 @pytest.mark.timeout(900)

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twophase.sinks.files.sink import FilesSink
     from twophase.sinks.heap import HeapSink
+    from twophase.sinks.heap_state import HeapStateSink
     from twophase.sinks.kafka.sink import KafkaSink
     from twophase.sinks.postgres.sink import PostgresSink
+    from twophase.sinks.rocksdb.sink import RocksDBSink
 
 _MODULE_OF = {
     "FilesSink": "twophase.sinks.files.sink",
     "HeapSink": "twophase.sinks.heap",
+    "HeapStateSink": "twophase.sinks.heap_state",
     "KafkaSink": "twophase.sinks.kafka.sink",
     "PostgresSink": "twophase.sinks.postgres.sink",
+    "RocksDBSink": "twophase.sinks.rocksdb.sink",
 }
 
-__all__ = ["FilesSink", "HeapSink", "KafkaSink", "PostgresSink"]
+__all__ = ["FilesSink", "HeapSink", "HeapStateSink", "KafkaSink", "PostgresSink", "RocksDBSink"]
 
 
 def __getattr__(name: str) -> Any:

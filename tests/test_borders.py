@@ -81,8 +81,8 @@ def _imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
-        if path == "twophase/__init__.py" and _is_for_type_checkers(node):
-            # The package's own lazy names: the one place that may name the outer folders, since it never runs.
+        if path in ("twophase/__init__.py", "twophase/state/__init__.py") and _is_for_type_checkers(node):
+            # The packages' own lazy names: the one place that may name the outer folders, since it never runs.
             todo.extend(node.orelse)
             continue
         todo.extend(ast.iter_child_nodes(node))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twophase.clients.rocksdb.read_options import RocksDBReadOptions
 from twophase.connectors.query_options import QueryOptions
 from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
 from twophase.sinks.kafka.sink import KafkaOptions
 from twophase.sinks.postgres.sink import PostgresOptions
+from twophase.sinks.rocksdb.sink import RocksDBOptions
 from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
 from twophase.sources.postgres.options import PostgresSourceOptions
@@ -95,6 +97,20 @@ By `spark.readStream.format("twophase-socket").option(…)`; [socket.md](socket.
 
 {socket_source}
 In Python, `SocketSource(host, port, journal, …)` takes the same ones in Python's spelling.
+
+## Writing `twophase-rocksdb`
+
+By `df.writeStream.format("twophase-rocksdb").option(…)`; [rocksdb.md](rocksdb.md) says how rows get to the right task:
+
+{rocksdb}
+In Python, `RocksDBSink(path, key_columns, …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-rocksdb`
+
+By `spark.read.format("twophase-rocksdb").option(…)`:
+
+{rocksdb_source}
+In Python, `twophase.state.open(path, epoch)` reads without Spark.
 """
 
 
@@ -108,6 +124,8 @@ def page() -> str:
         postgres=describe(PostgresOptions),
         postgres_source=describe(PostgresSourceOptions),
         socket_source=describe(SocketSourceOptions),
+        rocksdb=describe(RocksDBOptions),
+        rocksdb_source=describe(RocksDBReadOptions),
     )
 
 

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twophase import state
+    from twophase.connectors.by_key_group import by_key_group
     from twophase.connectors.for_each_batch import exactly_once
     from twophase.connectors.registration import register
     from twophase.coordinator import Coordinator
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES_OF = {
+    "twophase.connectors.by_key_group": ("by_key_group",),
     "twophase.connectors.for_each_batch": ("exactly_once",),
     "twophase.connectors.registration": ("register",),
     "twophase.coordinator": ("Coordinator",),
@@ -88,8 +91,10 @@ __all__ = [
     "TwophaseError",
     "Unreadable",
     "__version__",
+    "by_key_group",
     "exactly_once",
     "register",
+    "state",
 ]
 
 
@@ -99,6 +104,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("twophase")
+    if name == "state":
+        return importlib.import_module("twophase.state")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

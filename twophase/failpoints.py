@@ -81,7 +81,10 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "postgres.inserted": "The epoch's rows are ready to be seen, by that transaction alone; the marker is where it was.",
         "postgres.committed": "Rows and marker are committed; staging tables, where there are some, are still there.",
         "postgres.slot_committed": "One prepared transaction of the decision is committed; those of other slots may not be.",
+        "rocksdb.sealed": "The files of every share are where a manifest can name them; none does.",
+        "rocksdb.published": "The manifest is in the line: the epoch is what readers of the state see.",
         # executor
+        "rocksdb.uploading": "One file of a snapshot is in staging; others, and the part file, may not be.",
         "task.before_begin": "The task has checked the epoch's number; the target knows nothing of the attempt.",
         "task.begun": "The attempt's transaction is open, and empty.",
         "task.written": "The rows are handed to the transaction.",

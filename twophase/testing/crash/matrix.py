@@ -51,7 +51,7 @@ def _cells(target: type[CrashTarget], servers: Sequence[str]) -> Iterator[Cell]:
         for kill in by_the_other_way():
             yield Cell(target.title, "sink", "driver", (kill,))
         yield from _of_the_format(target)
-    for point in TASK:
+    for point in (*TASK, *target.task_points):
         yield Cell(target.title, first, "executor", (Kill(point, 1),))
     for kill in as_a_zombie(target):
         yield Cell(target.title, first, "zombie", (kill,))
@@ -78,7 +78,7 @@ def in_an_epoch(target: type[CrashTarget]) -> list[Kill]:
     """A run's first epoch is the one that the run before was killed in: so hit 1 is in a recovery, and hit 2 after it.
     Points of a task are hit once a task, and there are two."""
     driver = [Kill(point, 2) for point in (*PREPARE, *DECIDE, *_commit(target))]
-    return [*driver, *(Kill(point, 3) for point in TASK)]
+    return [*driver, *(Kill(point, 3) for point in (*TASK, *target.task_points))]
 
 
 def by_the_other_way() -> list[Kill]:

@@ -47,6 +47,8 @@ class CrashTarget(ABC):
     """What `writeStream.format` is given; None if there is none, and the target is written by `exactly_once` alone."""
     points: ClassVar[Sequence[str]] = ()
     """The sink's own failpoints on the driver, within one commit, in their order."""
+    task_points: ClassVar[Sequence[str]] = ()
+    """The sink's own failpoints in a task."""
     atomic: ClassVar[bool] = True
     """Whether a reader must never see part of an epoch."""
     one_owner: ClassVar[bool] = False
