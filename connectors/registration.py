@@ -21,6 +21,7 @@ FORMATS = {
     "twophase-files": ("twophase.connectors.files", "FilesFormat"),
     "twophase-kafka": ("twophase.connectors.kafka", "KafkaFormat"),
     "twophase-postgres": ("twophase.connectors.postgres", "PostgresFormat"),
+    "twophase-pravega": ("twophase.connectors.pravega", "PravegaFormat"),
 }
 """Name → module and class; a module whose vendor client is not installed raises MissingExtra."""
 _VARIABLE = "PYSPARK_PYTHON"

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from twophase.sinks.heap import HeapSink
     from twophase.sinks.kafka.sink import KafkaSink
     from twophase.sinks.postgres.sink import PostgresSink
+    from twophase.sinks.pravega.sink import PravegaSink
 
 _MODULE_OF = {
     "FilesSink": "twophase.sinks.files.sink",
     "HeapSink": "twophase.sinks.heap",
     "KafkaSink": "twophase.sinks.kafka.sink",
     "PostgresSink": "twophase.sinks.postgres.sink",
+    "PravegaSink": "twophase.sinks.pravega.sink",
 }
 
-__all__ = ["FilesSink", "HeapSink", "KafkaSink", "PostgresSink"]
+__all__ = ["FilesSink", "HeapSink", "KafkaSink", "PostgresSink", "PravegaSink"]
 
 
 def __getattr__(name: str) -> Any:

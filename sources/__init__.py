@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from twophase.sources.files import FilesSource
     from twophase.sources.kafka import KafkaSource
     from twophase.sources.postgres import PostgresLog, PostgresVersions
+    from twophase.sources.pravega import PravegaSource
 
 _MODULE_OF = {
     "FilesSource": "twophase.sources.files",
     "KafkaSource": "twophase.sources.kafka",
     "PostgresLog": "twophase.sources.postgres",
     "PostgresVersions": "twophase.sources.postgres",
+    "PravegaSource": "twophase.sources.pravega",
 }
 
-__all__ = ["FilesSource", "KafkaSource", "PostgresLog", "PostgresVersions"]
+__all__ = ["FilesSource", "KafkaSource", "PostgresLog", "PostgresVersions", "PravegaSource"]
 
 
 def __getattr__(name: str) -> Any:
