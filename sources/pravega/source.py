@@ -129,7 +129,8 @@ class PravegaSource(Source[PravegaSplit]):
 
     def _tail(self, stores: SegmentStores) -> Cut:
         return {
-            each.segment: self._info(stores, each.segment, 0).length for each in self._controller.current(self._stream)
+            each.segment: self._info(stores, each.segment, None).length
+            for each in self._controller.current(self._stream)
         }
 
     def _handed_over(self, stores: SegmentStores, cut: Cut, until: Cut | None) -> Cut:
@@ -219,7 +220,7 @@ class PravegaSource(Source[PravegaSplit]):
                     continue
                 info = self._info(stores, segment, at)
                 to = ends[segment] if is_last else info.length
-                if at < info.begin or to > info.length or not (is_last or info.is_sealed):
+                if to > info.length or not (is_last or info.is_sealed):
                     raise self._lost(segment, at, to, info)
                 if at < to:
                     splits.append(PravegaSplit(segment, at, to))
@@ -269,20 +270,23 @@ class PravegaSource(Source[PravegaSplit]):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
-    def _info(self, stores: SegmentStores, segment: int, at: int) -> SegmentInfo:
+    def _info(self, stores: SegmentStores, segment: int, at: int | None) -> SegmentInfo:
+        """Of a segment that is to be read from there on: DataLost, if it is not there any more."""
         try:
             info = stores.of(segment).info(self._stream.segment(segment), stores.token)
         except SegmentRefused as error:
             if error.refusal is not Refusal.NO_SEGMENT:
                 raise
-            raise self._lost(segment, at, None) from error
-        if at > info.length:
+            raise self._lost(segment, at or 0, None) from error
+        if at is not None and not info.begin <= at <= info.length:
             raise self._lost(segment, at, None, info)
         return info
 
     def _lost(self, segment: int, begin: int, end: int | None, info: SegmentInfo | None = None) -> DataLost:
         wanted = f"the bytes from {begin} on" if end is None else f"the bytes {begin} to {end - 1}"
-        has = "is gone" if info is None else f"has only {info.begin} to {info.length - 1}"
+        has = "is gone" if info is None else f"has only what is before {info.length}"
+        if info is not None and info.begin:
+            has += f" and from {info.begin} on"
         return DataLost(
             f"segment {shown(segment)} of the stream {self._stream} {has}, and {wanted} are to be read. Retention or somebody has "
             "truncated the stream before it was read, or it was made anew. Begin anew with another checkpoint, or with startingCut"
