@@ -65,6 +65,23 @@ def test_keys_beyond_the_first_65536_code_points_are_two_units() -> None:
     assert list(positions(pa.array(keys, pa.large_string()))) == [one_position(key) for key in keys]
 
 
+def test_positions_are_those_of_the_java_client() -> None:
+    """What HashHelper of Pravega 0.13 says, for the seed EventRouter."""
+    said = {
+        "": 0.24117842791623523,
+        "a": 0.9433912753816884,
+        "customer-17": 0.33814935229262555,
+        "ключ": 0.6495940831637739,
+        "😀 smile": 0.4933894549294211,
+        "xxxxxxx": 0.8507842769591802,
+        "xxxxxxxx": 0.561712107926198,
+        "xxxxxxxxx": 0.9227880796911301,
+        "grün-€-0123456789": 0.19510793111764824,
+    }
+
+    assert dict(zip(said, positions(pa.array(list(said))), strict=True)) == said
+
+
 def test_part_of_a_column_is_hashed_as_the_whole() -> None:
     keys = pa.array([f"key-{number}" for number in range(100)])
 
