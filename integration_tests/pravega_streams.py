@@ -26,7 +26,7 @@ from twophase.testing.crash.target import CrashTarget, Surroundings
 from twophase.testing.servers import pravega
 from twophase.testing.sink_target import SinkTarget
 
-POINTS = ("pravega.intended", "pravega.asked", "pravega.committed")
+POINTS = ("pravega.merged", "pravega.intended", "pravega.asked", "pravega.committed")
 PATIENCE_S = 30.0
 _JOURNALS = "twophase-markers-"
 
@@ -100,7 +100,7 @@ class StreamUnderTest(SinkTarget):
     """A new stream in a new scope."""
 
     leaves_out_columns = True
-    failpoints: Sequence[str] = ("pravega.merged", *POINTS)
+    failpoints: Sequence[str] = POINTS
     many_slots = 40  # each is a transaction
     many_rows = 100_000
     many_batches = 200

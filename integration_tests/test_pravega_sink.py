@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,7 +49,7 @@ class Keyed(StreamUnderTest):
         self.stream = new_stream(address, segments=3)
 
     def sink(self) -> PravegaSink:
-        return PravegaSink(
+        sink = PravegaSink(
             self.address,
             self.stream.scope,
             self.stream.name,
@@ -58,6 +57,9 @@ class Keyed(StreamUnderTest):
             lease_ms=self._lease_ms,
             request_timeout_ms=20_000,
         )
+        # Of one key, and so of one segment, they are: what the checker looks at are all of a task's.
+        sink.capabilities = replace(sink.capabilities, ordered=False)
+        return sink
 
     def batch(self, values: Sequence[int]) -> pa.RecordBatch:
         keys = [f"key-{value % 17}" for value in values]
@@ -183,26 +185,7 @@ def test_an_epoch_whose_tasks_began_before_and_after_a_scaling_is_not_decided(qu
     assert (query.findings(), query.residue()) == ([], [])
 
 
-# ---- gathering ----
-
-
-def test_gathering_can_be_repeated_and_abandoned(steps: SinkSteps, target: Keyed) -> None:
-    steps.epoch(0, [1])
-    abandoned = steps.decided(1, [2, 3], [4], [5])
-    for _ in range(2):
-        steps.sink().gather(abandoned)
-        assert steps.sink().alive(abandoned) == {}
-    assert steps.visible() == [1]
-    steps.sweep()
-    assert list(target.residue()) == []
-    with pytest.raises(NotCommitted):
-        steps.commit(abandoned)
-
-    order = steps.decided(1, [2, 3], [4], [5])
-    steps.sink().gather(order)
-    assert steps.commit(order) is Outcome.COMMITTED
-    assert steps.visible() == [1, 2, 3, 4, 5]
-    assert list(target.residue()) == []
+# ---- merging ----
 
 
 @pytest.mark.parametrize("hit", [1, 2])
@@ -233,28 +216,21 @@ def test_a_commit_that_is_tried_again_after_half_of_a_merge_goes_on_where_it_was
     assert (query.findings(), query.residue()) == ([], [])
 
 
-def test_two_sets_of_votes_of_one_generation_are_never_in_one_transaction(steps: SinkSteps) -> None:
-    """Two drivers that think that they are one, and merge at the same time, with a share in common."""
-    plan = steps.prepare(0)
-    shared, one, other = steps.share(plan, 0, [1]), steps.share(plan, 1, [2]), steps.share(plan, 1, [92])
-    orders = [steps.order(plan, shared, one), steps.order(plan, shared, other)]
-    outcomes: list[Exception | None] = [None, None]
+def test_a_share_that_is_lost_between_two_merges_is_named_and_all_is_written_again(
+    steps: SinkSteps, target: Keyed, tmp_path: Path
+) -> None:
+    order = steps.decided(0, [1, 2, 3], [4, 5, 6], [7, 8, 9])
+    with dies_at(tmp_path, "pravega.merged"):
+        steps.commit(order)
+    target.lose(steps.owner, order.shares[2])
+    with pytest.raises(NotCommitted, match="lost"):
+        steps.commit(order)
+    assert steps.visible() == []
+    steps.sweep()
+    assert list(target.residue()) == []
 
-    def gather(at: int) -> None:
-        try:
-            steps.sink().gather(orders[at])
-        except NotCommitted as error:
-            outcomes[at] = error
-
-    threads = [threading.Thread(target=gather, args=(at,)) for at in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    (won,) = [order for order, outcome in zip(orders, outcomes, strict=True) if outcome is None]
-    assert steps.commit(won) is Outcome.COMMITTED
-    assert steps.visible() == ([1, 2] if won is orders[0] else [1, 92])
+    steps.epoch(0, [1, 2, 3], [4, 5, 6], [7, 8, 9])
+    assert steps.visible() == list(range(1, 10))
 
 
 # ---- the journal ----
@@ -278,7 +254,7 @@ def test_a_marker_that_was_not_settled_is_settled_by_the_next_generation(
         steps.commit(order)
     journal = Journal(target.controller, target.stream, steps.owner)
     kinds = [record["kind"] for record in records(target.controller, journal.stream)]
-    assert kinds == ["begun", "begun", "gathered", "intended"]
+    assert kinds == ["begun", "begun", "merging", "intended"]
     assert steps.marker(settled=True) == order.marker
 
     steps.prepare(1)
@@ -391,11 +367,8 @@ def test_a_merge_whose_reply_is_lost_is_done_once(
         patch.setattr(Controller, "node", lambda *_: (host, proxy.port))
         lost = proxy.arm(Fault.DROP_REPLY_AND_CUT, matching=lambda data: data.startswith(_MERGE), occurrence=2)
         with pytest.raises(TargetUnavailable, match="connection"):
-            steps.sink().gather(order)
+            steps.commit(order)
         proxy.wait_until_fired(lost)
-    steps.sink().gather(order)
-
-    assert steps.sink().alive(order) == {}
     assert steps.commit(order) is Outcome.COMMITTED
     assert steps.visible() == list(range(300))
 

@@ -238,7 +238,6 @@ class Coordinator:
             sinks=decided,
         )
         failpoints.hit("decide.before_alive", owner=query.name, epoch=epoch.number)
-        self._gather(decision, statuses)
         self._require_alive(decision, statuses)
         failpoints.hit("decide.before_publish", owner=query.name, epoch=epoch.number)
         query.ledger.decide(tail, decision)
@@ -285,21 +284,6 @@ class Coordinator:
                 owner=str(self.query.owner(name)),
                 epoch=epoch.number,
             )
-
-    def _gather(self, decision: Decision, statuses: Mapping[str, Status]) -> None:
-        query = self.query
-        for name, sink in query.sinks.items():
-            if is_closed(query.decision_view(name, decision), statuses[name]):
-                continue
-            try:
-                sink.gather(query.order(name, decision))
-            except NotCommitted as error:
-                raise NotCommitted(
-                    f"not decided, because the shares can't be brought together ({error.message}). The epoch will be written again",
-                    dead_slots=error.dead_slots,
-                    owner=str(query.owner(name)),
-                    epoch=decision.epoch.number,
-                ) from error
 
     def _require_alive(self, decision: Decision, statuses: Mapping[str, Status]) -> None:
         query = self.query

@@ -81,7 +81,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "postgres.inserted": "The epoch's rows are ready to be seen, by that transaction alone; the marker is where it was.",
         "postgres.committed": "Rows and marker are committed; staging tables, where there are some, are still there.",
         "postgres.slot_committed": "One prepared transaction of the decision is committed; those of other slots may not be.",
-        "pravega.merged": "One share's events are in the transaction that the epoch will be committed by; others may not be.",
+        "pravega.merged": "One share's events are in the transaction that the decision is committed by; others may not be.",
         "pravega.intended": "The journal says which transaction the epoch is committed by; that one is open.",
         "pravega.asked": "The controller has promised to commit the transaction; events may not be visible yet.",
         "pravega.committed": "The epoch is visible; the journal says so only by that transaction's state.",

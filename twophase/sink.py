@@ -5,7 +5,7 @@
     driver     prepare ──► plan
     executor              begin ─► write … ─► pre_commit ──► handle (the vote: durable, invisible)
                             └────────────────► abort
-    driver                         gather ─► alive? ─► (decide) ─► commit ─► marker N-1 → N, data visible
+    driver                                     alive? ─► (decide) ─► commit ─► marker N-1 → N, data visible
     recovery   status, leftovers ─► abort                            commit again: changes nothing
 
 A sink is a description of a target: picklable, and it opens nothing until it is used. A third party writes one with the two
@@ -238,17 +238,6 @@ class Sink(ABC, Generic[H]):
     @abstractmethod
     def begin(self, plan: Plan, task: Task) -> Transaction[H]:
         """Start a share. Executor."""
-
-    def gather(self, order: CommitOrder[H]) -> None:
-        """Bring the shares together in the target, for one that commits an epoch by less than all of them. Driver, before the
-        decision.
-
-        Nothing of it is visible, and nothing is decided yet: if it can't be done, NotCommitted means that the epoch is written
-        again whole. It may die at any point, and is called again with the same shares (by Spark's second try), or never: then all
-        of them are leftovers, as far as they got, and are found and deleted by their marks as before. `commit` must not rely on
-        it: what was not gathered, or only in part, it gathers itself.
-        """
-        return
 
     @abstractmethod
     def alive(self, order: CommitOrder[H]) -> Mapping[int, str]:

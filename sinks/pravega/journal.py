@@ -3,7 +3,7 @@
 ::
 
     begun      a task has begun a transaction for an attempt: what a later generation finds, and aborts
-    gathered   these shares of a generation, and no others, are merged into the first one's transaction
+    merging    the events of a decision's other transactions are being moved into this one
     intended   this decision is committed by this transaction: from here on its state tells whether the epoch is visible
     settled    the marker, certain, and what is still open; everything before it is cut off
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twophase.clients.pravega.controller import Controller
@@ -63,8 +63,8 @@ class History:
     """The last one that is certain. Transactions of later intents may have been committed since."""
     intents: tuple[Intent, ...] = ()
     begun: tuple[Begun, ...] = ()
-    gathered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By generation, the attempts whose shares are merged."""
+    merging: frozenset[str] = frozenset()
+    """Transactions that others were merged into."""
     end: int = 0
     """Where the next record goes."""
 
@@ -101,25 +101,22 @@ class Journal:
 
     def add(self, begun: Begun) -> None:
         """A task's: nothing follows from what was before, so it goes wherever the end is."""
-        segment = self._segment()
-        with connected(self._controller, self.stream, segment) as store:
-            token = self._controller.token(self.stream).value
-            store.append(self.stream.segment(segment), _record("begun", **_begun_to_json(begun)), token)
+        self._append(_record("begun", **_begun_to_json(begun)))
 
-    def gather(self, history: History, generation: str, attempts: Sequence[str]) -> bool:
-        return self._append(history, _record("gathered", generation=generation, attempts=list(attempts)))
+    def merging(self, transaction: str) -> None:
+        self._append(_record("merging", transaction=transaction))
 
     def intend(self, history: History, intent: Intent) -> bool:
         """Whether nobody has added anything since; the same for those below."""
         told = {"marker": marker_to_json(intent.marker), "transaction": intent.transaction, "replaces": intent.replaces}
-        return self._append(history, _record("intended", **told))
+        return self._append_at(history, _record("intended", **told))
 
     def settle(self, history: History, marker: Marker | None, still_open: Iterable[Begun]) -> bool:
         told = {
             "marker": None if marker is None else marker_to_json(marker),
             "open": [_begun_to_json(each) for each in still_open],
         }
-        if not self._append(history, _record("settled", **told)):
+        if not self._append_at(history, _record("settled", **told)):
             return False
         segment = self._segment()
         with connected(self._controller, self.stream, segment) as store:
@@ -133,7 +130,12 @@ class Journal:
         (only,) = self._controller.current(self.stream)
         return only.segment
 
-    def _append(self, history: History, record: bytes) -> bool:
+    def _append(self, record: bytes) -> None:
+        segment = self._segment()
+        with connected(self._controller, self.stream, segment) as store:
+            store.append(self.stream.segment(segment), record, self._controller.token(self.stream).value)
+
+    def _append_at(self, history: History, record: bytes) -> bool:
         segment = self._segment()
         with connected(self._controller, self.stream, segment) as store:
             token = self._controller.token(self.stream).value
@@ -161,9 +163,8 @@ def _added(history: History, record: Mapping[str, Any]) -> History:
     match record["kind"]:
         case "begun":
             return replace(history, begun=(*history.begun, _begun_from_json(record)))
-        case "gathered":
-            attempts = tuple(map(str, record["attempts"]))
-            return replace(history, gathered={**history.gathered, str(record["generation"]): attempts})
+        case "merging":
+            return replace(history, merging=history.merging | {str(record["transaction"])})
         case "intended":
             replaces = record["replaces"]
             intent = Intent(marker_from_json(record["marker"]), str(record["transaction"]), replaces and str(replaces))

@@ -5,8 +5,8 @@
     begin        a transaction of its own for each task attempt, noted in the owner's journal
     write        Arrow columns as blocks of events, to the segments that their routing keys belong to
     pre-commit   every block acknowledged; the transaction stays open, and is pinged
-    gather       the driver merges the transactions of all tasks into the first one, before the decision
-    commit       the intent in the journal; then that one transaction is committed: all tasks' events at once
+    commit       the driver merges the transactions of all tasks into the first one; the intent in the journal; then that one
+                 is committed: all tasks' events at once
     abort        the transactions are aborted
 
 The mechanism: segments of one transaction can be merged into those of another, which costs the same for any length. So one
@@ -63,6 +63,8 @@ _FORGOTTEN = (
     "the controller does not know the transaction any more: it was committed, or expired, longer ago than the controller remembers "
     "(controller.transaction.ttl.hours, 24 by default). Whether the epoch is visible can't be told: look for its events by hand"
 )
+_REST_S = 3.0
+"""How long a transaction that others were merged into is left alone before it is aborted."""
 
 log = Log("twophase.sinks.pravega")
 
@@ -194,10 +196,7 @@ class PravegaSink(Sink[PravegaHandle]):
             lease_ms=self._options.lease_ms,
         )
 
-    # ---- before the decision ----
-
-    def gather(self, order: CommitOrder[PravegaHandle]) -> None:
-        self._gathered(order, self._journal(order.owner))
+    # ---- after the tasks ----
 
     def alive(self, order: CommitOrder[PravegaHandle]) -> Mapping[int, str]:
         full = _full(order)
@@ -205,16 +204,14 @@ class PravegaSink(Sink[PravegaHandle]):
             return {}
         # In this order: an order that is committed in between has no segments any more, and is in the marker.
         with SegmentStores(self._controller, self._stream) as stores:
-            is_whole = self._lengths(stores, full[0].handle) == _expected(full)
-            lost = {} if is_whole else {each.slot: why for each in full if (why := self._ailment(stores, each))}
-        if is_whole:
-            said = self._ping(str(full[0].handle.transaction))
-            lost = {} if said is Ping.OK else {each.slot: _not_open(said) for each in full}
+            if self._lengths(stores, full[0].handle) == _expected(full):
+                said = self._ping(str(full[0].handle.transaction))
+                lost = {} if said is Ping.OK else {each.slot: _not_open(said) for each in full}
+            else:
+                lost = {each.slot: why for each in full if (why := self._ailment(stores, each, full[0]))}
         if lost and self._marker(self._journal(order.owner).read(), settled=False) == order.marker:
             return {}
         return lost
-
-    # ---- after the decision ----
 
     def commit(self, order: CommitOrder[PravegaHandle]) -> Outcome:
         journal = self._journal(order.owner)
@@ -232,7 +229,13 @@ class PravegaSink(Sink[PravegaHandle]):
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[PravegaHandle]]) -> None:
         history = self._journal(owner).read()
         marks = {leftover.mark for leftover in leftovers if leftover.owner in (None, owner)}
-        named = [each.transaction for each in (history.begun if history else ()) if str(each.attempt) in marks]
+        if history is None:
+            return
+        named = [each.transaction for each in history.begun if str(each.attempt) in marks]
+        if history.merging & {*named}:
+            # A segment store that has not moved merged events to its storage yet, and is to delete what they were merged into,
+            # stumbles over it, and may have to start its container again (Pravega 0.13: seen).
+            time.sleep(_REST_S)
         self._end(named)
 
     def status(self, owner: Owner, *, settled: bool) -> Status:
@@ -251,44 +254,45 @@ class PravegaSink(Sink[PravegaHandle]):
             for each in self._open(history.begun if history else ())
         ]
 
-    # ---- gathering ----
+    # ---- merging ----
 
-    def _gathered(self, order: CommitOrder[PravegaHandle], journal: Journal) -> str:
+    def _merged(self, order: CommitOrder[PravegaHandle], journal: Journal) -> str:
         """The transaction that has the events of all shares from here on; empty if there are none.
 
-        Raises NotCommitted if there can never be one. Called again, by anybody, it goes on where it was left.
+        NotCommitted, if there can never be one. Called again, by anybody, it goes on where it was left: what was merged is gone from
+        where it was, and merging it again does nothing.
         """
         full = _full(order)
         if not full:
             return ""
-        into = full[0].handle
-        if any(share.handle.lengths.keys() != into.lengths.keys() for share in full):
-            raise _dead(
-                order,
-                "the stream was scaled while tasks began: their transactions have different segments, and can't be merged",
-            )
-        self._claim(order, journal, full)
+        into, expected = full[0].handle, _expected(full)
         with SegmentStores(self._controller, self._stream) as stores:
-            if self._lengths(stores, into) != _expected(full):
+            if len(full) > 1 and self._lengths(stores, into) != expected:
+                journal.merging(str(into.transaction))
                 for share in full[1:]:
                     self._merge(stores, into, share.handle)
                     failpoints.hit("pravega.merged", owner=str(order.owner), epoch=order.epoch.number)
-                # Sources that were not there were merged before, or are lost: looked at after them, this tells which.
-                self._require_whole(order, stores, full)
+            # What was not there to be merged was merged before, or is lost: looked at after it, the lengths tell which.
+            found = self._lengths(stores, into)
+        if found != expected:
+            self._refuse(order, str(into.transaction), found, expected)
         return str(into.transaction)
 
-    def _claim(self, order: CommitOrder[PravegaHandle], journal: Journal, full: Sequence[Share[PravegaHandle]]) -> None:
-        """Into one transaction go the shares of one set of votes. Spark gives a generation no second set, but if somebody did, two
-        drivers that merge at the same time would put both into what one of them then commits."""
-        generation, attempts = str(full[0].attempt.generation), tuple(str(share.attempt) for share in full)
-        for history in self._histories(journal):
-            claimed = history.gathered.get(generation)
-            if claimed is None and journal.gather(history, generation, attempts):
-                return
-            if claimed is not None:
-                if claimed != attempts and self._marker(history, settled=False) != order.marker:
-                    raise _dead(order, f"other votes of generation {generation} were gathered before")
-                return
+    def _refuse(
+        self,
+        order: CommitOrder[PravegaHandle],
+        transaction: str,
+        found: Mapping[str, int | None],
+        expected: Mapping[str, int],
+    ) -> None:
+        """Raise what follows from a transaction that has not what all shares together have; nothing, if others commit it now."""
+        state = self._settled(transaction)
+        if state is State.OPEN:
+            raise _dead(order, f"the transaction has {found} bytes by segment, not {expected}: shares are lost")
+        if state in (State.ABORTED, State.ABORTING):
+            raise _dead(order, _not_open(Ping.ABORTED))
+        if state is State.UNKNOWN:
+            raise OutcomeUnknown(_FORGOTTEN, owner=str(order.owner), epoch=order.epoch.number)
 
     def _merge(self, stores: SegmentStores, into: PravegaHandle, handle: PravegaHandle) -> None:
         """Nothing, where it was merged before."""
@@ -304,24 +308,6 @@ class PravegaSink(Sink[PravegaHandle]):
                 if error.refusal is not Refusal.NO_SEGMENT:
                     raise
 
-    def _require_whole(
-        self, order: CommitOrder[PravegaHandle], stores: SegmentStores, full: Sequence[Share[PravegaHandle]]
-    ) -> None:
-        found, expected = self._lengths(stores, full[0].handle), _expected(full)
-        if found == expected:
-            return
-        state = self._settled(str(full[0].handle.transaction))
-        if state is State.OPEN:
-            raise _dead(
-                order,
-                f"the transaction has {found} bytes by segment, and all shares together {expected}: some are lost",
-            )
-        if state in (State.ABORTED, State.ABORTING):
-            raise _dead(order, _not_open(Ping.ABORTED))
-        # Somebody else commits it at this moment, or has.
-        if state is State.UNKNOWN:
-            raise OutcomeUnknown(_FORGOTTEN)
-
     def _lengths(self, stores: SegmentStores, handle: PravegaHandle) -> dict[str, int | None]:
         return {
             text: stores.of(int(text)).length(
@@ -330,8 +316,12 @@ class PravegaSink(Sink[PravegaHandle]):
             for text in handle.lengths
         }
 
-    def _ailment(self, stores: SegmentStores, share: Share[PravegaHandle]) -> str:
-        """Why a share that was not gathered yet could not be; nothing if it can."""
+    def _ailment(self, stores: SegmentStores, share: Share[PravegaHandle], first: Share[PravegaHandle]) -> str:
+        """Why a share could not be merged into the first one's transaction; nothing if it can."""
+        if share.handle.lengths.keys() != first.handle.lengths.keys():
+            return (
+                "the stream was scaled after the first task began and before this one did: their events can't be merged"
+            )
         said = self._ping(str(share.handle.transaction))
         if said is not Ping.OK:
             return _not_open(said)
@@ -353,10 +343,10 @@ class PravegaSink(Sink[PravegaHandle]):
                 raise _elsewhere(marker, order)
             if known is not None:
                 return None if self._is_visible(known) else known
-            transaction = self._gathered(order, journal)
+            transaction = self._merged(order, journal)
             newest = journal.read()
             assert newest is not None, "it was created"
-            # Gathering has added to the journal; nothing else may have been.
+            # Merging has added to the journal; nothing that this follows from may have been.
             if (newest.marker, newest.intents) != (history.marker, history.intents):
                 continue
             intent = Intent(order.marker, transaction)
