@@ -137,7 +137,7 @@ def test_a_stream_that_is_scaled_between_epochs_is_followed(query: QuerySteps, t
     query.epoch(0, [1, 2, 3], [4])
     scale(target.controller, target.stream, 4)
     query.epoch(1, [5, 6], [7])
-    scale(target.controller, target.stream, 1)
+    scale(target.controller, target.stream, 3)
     query.epoch(2, [8], [9])
 
     assert (query.findings(), query.residue()) == ([], [])

@@ -63,6 +63,7 @@ _FORGOTTEN = (
     "the controller does not know the transaction any more: it was committed, or expired, longer ago than the controller remembers "
     "(controller.transaction.ttl.hours, 24 by default). Whether the epoch is visible can't be told: look for its events by hand"
 )
+_SCALED = "the stream was scaled between the first rows of its tasks, so that their events can't be merged"
 _REST_S = 3.0
 """How long a transaction that others were merged into is left alone before it is aborted."""
 
@@ -204,7 +205,7 @@ class PravegaSink(Sink[PravegaHandle]):
             return {}
         # In this order: an order that is committed in between has no segments any more, and is in the marker.
         with SegmentStores(self._controller, self._stream) as stores:
-            if self._lengths(stores, full[0].handle) == _expected(full):
+            if not _strangers(full) and self._lengths(stores, full[0].handle) == _expected(full):
                 said = self._ping(str(full[0].handle.transaction))
                 lost = {} if said is Ping.OK else {each.slot: _not_open(said) for each in full}
             else:
@@ -259,12 +260,14 @@ class PravegaSink(Sink[PravegaHandle]):
     def _merged(self, order: CommitOrder[PravegaHandle], journal: Journal) -> str:
         """The transaction that has the events of all shares from here on; empty if there are none.
 
-        NotCommitted, if there can never be one. Called again, by anybody, it goes on where it was left: what was merged is gone from
-        where it was, and merging it again does nothing.
+        NotCommitted, if there can never be one. Called again, by anybody, it goes on where it was left: what was merged is gone
+        from where it was, and merging it again does nothing.
         """
         full = _full(order)
         if not full:
             return ""
+        if _strangers(full):
+            raise _dead(order, _SCALED)
         into, expected = full[0].handle, _expected(full)
         with SegmentStores(self._controller, self._stream) as stores:
             if len(full) > 1 and self._lengths(stores, into) != expected:
@@ -318,10 +321,8 @@ class PravegaSink(Sink[PravegaHandle]):
 
     def _ailment(self, stores: SegmentStores, share: Share[PravegaHandle], first: Share[PravegaHandle]) -> str:
         """Why a share could not be merged into the first one's transaction; nothing if it can."""
-        if share.handle.lengths.keys() != first.handle.lengths.keys():
-            return (
-                "the stream was scaled after the first task began and before this one did: their events can't be merged"
-            )
+        if _strangers([first, share]):
+            return _SCALED
         said = self._ping(str(share.handle.transaction))
         if said is not Ping.OK:
             return _not_open(said)
@@ -399,7 +400,7 @@ class PravegaSink(Sink[PravegaHandle]):
         """
         log.warning("stays in COMMITTING, and is moved", transaction=stuck.transaction, epoch=order.epoch.number)
         full = _full(order)
-        segments = full[0].handle.lengths if full else {}
+        segments = full[0].handle.lengths
         intent = stuck
         for history in self._histories(journal):
             newest = history.intent_for(order.marker)
@@ -546,10 +547,14 @@ def _full(order: CommitOrder[PravegaHandle]) -> list[Share[PravegaHandle]]:
     return [share for share in order.shares if share.handle.transaction is not None]
 
 
+def _strangers(full: Sequence[Share[PravegaHandle]]) -> bool:
+    """Whether some have other segments than the first: those of a stream that was scaled in between."""
+    return any(share.handle.lengths.keys() != full[0].handle.lengths.keys() for share in full)
+
+
 def _expected(full: Sequence[Share[PravegaHandle]]) -> dict[str, int]:
-    """Bytes by segment, of all shares together."""
-    names = full[0].handle.lengths if full else {}
-    return {text: sum(share.handle.lengths.get(text, 0) for share in full) for text in names}
+    """Bytes by segment, of all shares together, which have the same segments."""
+    return {text: sum(share.handle.lengths[text] for share in full) for text in full[0].handle.lengths}
 
 
 def _not_open(said: Ping) -> str:
