@@ -61,7 +61,8 @@ CRASH_kafka := integration_tests.topics:KafkaTarget
 CRASH_postgres := integration_tests.postgres_tables:PostgresTarget
 CRASH_postgres-mvcc := integration_tests.postgres_tables:VersionsTarget
 CRASH_postgres-xa := integration_tests.postgres_tables:PreparedTarget
-CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa)
+CRASH_pravega := integration_tests.pravega_streams:PravegaTarget
+CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa) $(CRASH_pravega)
 
 crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=files for one target, ARGS="--cell NAME" for one step
 	"$(BIN)/python" -m twophase.testing.crash $(if $(TARGET),$(or $(CRASH_$(TARGET)),$(TARGET)),$(CRASH_ALL)) \
