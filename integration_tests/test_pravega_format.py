@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -69,7 +70,7 @@ def test_one_decision_for_a_stream_and_a_table_and_the_command_line_knows_both(
     stream = new_stream(address)
     place.add_orders(3)
 
-    def route(batch: DataFrame, epoch: twophase.connectors.for_each_batch.Epoch) -> None:
+    def route(batch: DataFrame, epoch: Any) -> None:
         epoch.write("events", as_events(batch))
         epoch.write("table", batch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from twophase.clients.pravega.controller import Controller, State
 from twophase.clients.pravega.stream import Stream
 from twophase.errors import NotCommitted, OptionError, OutcomeUnknown, SchemaMismatch, TargetUnavailable
 from twophase.sink import CommitOrder, Outcome
-from twophase.sinks.pravega.journal import Journal
+from twophase.sinks.pravega.journal import Intent, Journal
 from twophase.sinks.pravega.sink import PravegaSink
 from twophase.sinks.pravega.transaction import Pinger
 from twophase.testing.query_steps import QuerySteps, dies_at
-from twophase.testing.servers import pravega
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 from twophase.testing.tcp_proxy import Fault, TcpProxy
@@ -376,44 +375,31 @@ def test_a_merge_whose_reply_is_lost_is_done_once(
 # ---- what is forgotten ----
 
 
-@pytest.fixture(scope="module")
-def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server[str]]:
-    """A controller that forgets transactions as soon as they have ended."""
-    with pravega.on_this_machine(
-        tmp_path_factory.mktemp("forgetful"), properties={"controller.transaction.ttl.hours": "0"}
-    ) as server:
-        yield server
-
-
-def test_transactions_that_are_forgotten_at_once_are_committed_all_the_same(forgetful: Server[str]) -> None:
-    steps = SinkSteps(Keyed(forgetful.endpoint))
-    for number in range(3):
-        steps.epoch(number, [2 * number], [2 * number + 1])
-
-    assert steps.visible() == list(range(6))
-    assert steps.commit(steps.decided(3, [])) is Outcome.COMMITTED
-
-
+@pytest.mark.parametrize("verb", ["commit", "status"])
 def test_a_transaction_that_was_forgotten_within_a_commit_stops_the_query(
-    forgetful: Server[str], tmp_path: Path
+    steps: SinkSteps, target: Keyed, verb: str
 ) -> None:
-    target = Keyed(forgetful.endpoint)
-    steps = SinkSteps(target)
+    """The controller says of one that it has forgotten what it says of one that never was."""
     steps.epoch(0, [1])
     order = steps.decided(1, [2], [3])
-    with dies_at(tmp_path, "pravega.committed"):
-        steps.commit(order)
-    names = [share.handle.transaction for share in order.shares]
-    deadline = time.monotonic() + 60
-    while target.controller.state(target.stream, names[0]) is not State.UNKNOWN:
-        assert time.monotonic() < deadline, "the controller does not forget"
-        time.sleep(0.2)
+    journal = Journal(target.controller, target.stream, steps.owner)
+    history = journal.read()
+    assert history is not None
+    assert journal.intend(history, Intent(order.marker, "0" * 8 + "f" * 24))
 
-    with pytest.raises(OutcomeUnknown, match="look for its events by hand"):
-        steps.commit(order)
-    with pytest.raises(OutcomeUnknown, match=r"controller\.transaction\.ttl\.hours"):
-        steps.marker(settled=True)
-    assert steps.visible() == [1, 2, 3]
+    with pytest.raises(OutcomeUnknown, match=r"controller\.transaction\.ttl\.hours.*look for its events by hand"):
+        steps.commit(order) if verb == "commit" else steps.marker(settled=True)
+    assert steps.visible() == [1]
+    assert steps.marker() == order.origin
+
+
+def test_a_marker_that_is_settled_needs_no_transaction_that_is_remembered(steps: SinkSteps, target: Keyed) -> None:
+    order = steps.epoch(0, [1], [2])
+    journal = Journal(target.controller, target.stream, steps.owner)
+    (settled,) = records(target.controller, journal.stream)
+
+    assert (settled["kind"], settled["open"], settled["merging"]) == ("settled", [], {})
+    assert steps.marker(settled=True) == order.marker
 
 
 # ---- refusals ----

@@ -66,12 +66,8 @@ def writer(pravega_server: Server[str]) -> Writer:
 
 
 def read(source: PravegaSource, start: str, end: str) -> list[str]:
-    return [
-        value.decode()
-        for split in source.plan(start, end)
-        for batch in source.read(split)
-        for value in batch.column(0).to_pylist()
-    ]
+    batches: list[Any] = [batch for split in source.plan(start, end) for batch in source.read(split)]
+    return [value.decode() for batch in batches for value in batch.column(0).to_pylist()]
 
 
 def follow(

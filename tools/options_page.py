@@ -14,9 +14,11 @@ from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
 from twophase.sinks.kafka.sink import KafkaOptions
 from twophase.sinks.postgres.sink import PostgresOptions
+from twophase.sinks.pravega.sink import PravegaOptions
 from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
 from twophase.sources.postgres.options import PostgresSourceOptions
+from twophase.sources.pravega.options import PravegaSourceOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
@@ -87,6 +89,20 @@ By `spark.readStream.format("twophase-postgres").option(…)`, and by `spark.rea
 {postgres_source}
 In Python, `PostgresVersions(dsn, versions_of, …)` and `PostgresLog(dsn, publication, slot, …)` take the same ones in Python's
 spelling.
+
+## Writing `twophase-pravega`
+
+By `df.writeStream.format("twophase-pravega").option(…)`; [pravega.md](pravega.md) says what it creates:
+
+{pravega}
+In Python, `PravegaSink(controller, scope, stream, …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-pravega`
+
+By `spark.readStream.format("twophase-pravega").option(…)`, and by `spark.read` for a batch:
+
+{pravega_source}
+In Python, `PravegaSource(controller, scope, stream, …)` takes the same ones in Python's spelling.
 """
 
 
@@ -99,6 +115,8 @@ def page() -> str:
         kafka_source=describe(KafkaSourceOptions),
         postgres=describe(PostgresOptions),
         postgres_source=describe(PostgresSourceOptions),
+        pravega=describe(PravegaOptions),
+        pravega_source=describe(PravegaSourceOptions),
     )
 
 

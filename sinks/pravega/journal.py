@@ -3,7 +3,7 @@
 ::
 
     begun      a task has begun a transaction for an attempt: what a later generation finds, and aborts
-    merging    the events of a decision's other transactions are being moved into this one
+    merging    the events of a decision's other transactions are moved into this one
     intended   this decision is committed by this transaction: from here on its state tells whether the epoch is visible
     settled    the marker, certain, and what is still open; everything before it is cut off
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twophase.clients.pravega.controller import Controller
@@ -63,8 +63,8 @@ class History:
     """The last one that is certain. Transactions of later intents may have been committed since."""
     intents: tuple[Intent, ...] = ()
     begun: tuple[Begun, ...] = ()
-    merging: frozenset[str] = frozenset()
-    """Transactions that others were merged into."""
+    merging: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Transactions that others are merged into, and those."""
     end: int = 0
     """Where the next record goes."""
 
@@ -103,18 +103,20 @@ class Journal:
         """A task's: nothing follows from what was before, so it goes wherever the end is."""
         self._append(_record("begun", **_begun_to_json(begun)))
 
-    def merging(self, transaction: str) -> None:
-        self._append(_record("merging", transaction=transaction))
+    def merge(self, into: str, sources: Sequence[str]) -> None:
+        self._append(_record("merging", merging={into: list(sources)}))
 
     def intend(self, history: History, intent: Intent) -> bool:
         """Whether nobody has added anything since; the same for those below."""
         told = {"marker": marker_to_json(intent.marker), "transaction": intent.transaction, "replaces": intent.replaces}
         return self._append_at(history, _record("intended", **told))
 
-    def settle(self, history: History, marker: Marker | None, still_open: Iterable[Begun]) -> bool:
+    def settle(self, history: History, marker: Marker | None, still_open: Sequence[Begun]) -> bool:
+        names = {each.transaction for each in still_open}
         told = {
             "marker": None if marker is None else marker_to_json(marker),
             "open": [_begun_to_json(each) for each in still_open],
+            "merging": {into: list(sources) for into, sources in history.merging.items() if names & {into, *sources}},
         }
         if not self._append_at(history, _record("settled", **told)):
             return False
@@ -164,14 +166,15 @@ def _added(history: History, record: Mapping[str, Any]) -> History:
         case "begun":
             return replace(history, begun=(*history.begun, _begun_from_json(record)))
         case "merging":
-            return replace(history, merging=history.merging | {str(record["transaction"])})
+            return replace(history, merging={**history.merging, **_merging_from_json(record["merging"])})
         case "intended":
             replaces = record["replaces"]
             intent = Intent(marker_from_json(record["marker"]), str(record["transaction"]), replaces and str(replaces))
             return replace(history, intents=(*history.intents, intent))
         case "settled":
             marker = None if record["marker"] is None else marker_from_json(record["marker"])
-            return History(marker, begun=tuple(map(_begun_from_json, record["open"])))
+            still_open = tuple(map(_begun_from_json, record["open"]))
+            return History(marker, begun=still_open, merging=_merging_from_json(record["merging"]))
     raise TargetUnavailable(
         f"the journal has a record of the kind {record['kind']!r}, which this release does not know"
     )
@@ -179,6 +182,10 @@ def _added(history: History, record: Mapping[str, Any]) -> History:
 
 def _record(kind: str, **fields: Any) -> bytes:
     return json.dumps({"format": FORMAT, "kind": kind, **fields}, sort_keys=True).encode()
+
+
+def _merging_from_json(data: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {str(into): tuple(map(str, sources)) for into, sources in data.items()}
 
 
 def _begun_to_json(begun: Begun) -> dict[str, Any]:

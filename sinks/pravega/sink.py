@@ -65,7 +65,7 @@ _FORGOTTEN = (
 )
 _SCALED = "the stream was scaled between the first rows of its tasks, so that their events can't be merged"
 _REST_S = 3.0
-"""How long a transaction that others were merged into is left alone before it is aborted."""
+"""How long a transaction that was merged with others is left alone before it is aborted."""
 
 log = Log("twophase.sinks.pravega")
 
@@ -233,9 +233,9 @@ class PravegaSink(Sink[PravegaHandle]):
         if history is None:
             return
         named = [each.transaction for each in history.begun if str(each.attempt) in marks]
-        if history.merging & {*named}:
-            # A segment store that has not moved merged events to its storage yet, and is to delete what they were merged into,
-            # stumbles over it, and may have to start its container again (Pravega 0.13: seen).
+        if {*named} & {each for into, sources in history.merging.items() for each in (into, *sources)}:
+            # A segment store that has not moved merged events to its storage yet, and is to delete what they were merged into or
+            # came from, stumbles over it, and may have to start its container again (Pravega 0.13: seen).
             time.sleep(_REST_S)
         self._end(named)
 
@@ -271,7 +271,7 @@ class PravegaSink(Sink[PravegaHandle]):
         into, expected = full[0].handle, _expected(full)
         with SegmentStores(self._controller, self._stream) as stores:
             if len(full) > 1 and self._lengths(stores, into) != expected:
-                journal.merging(str(into.transaction))
+                journal.merge(str(into.transaction), [str(share.handle.transaction) for share in full[1:]])
                 for share in full[1:]:
                     self._merge(stores, into, share.handle)
                     failpoints.hit("pravega.merged", owner=str(order.owner), epoch=order.epoch.number)
@@ -434,9 +434,8 @@ class PravegaSink(Sink[PravegaHandle]):
             self._merge(stores, target, source)
 
     def _tidy(self, order: CommitOrder[PravegaHandle], journal: Journal) -> None:
-        """The order is visible: end what is left of its shares, and settle the journal. What fails here the next epoch does."""
+        """The order is visible: settle the journal, and end what is left of its shares. What fails here the next epoch does."""
         try:
-            self._end([str(share.handle.transaction) for share in _full(order)[1:]])
             self._settle(journal)
         except TwophaseError as error:
             log.warning("left to the next epoch", owner=order.owner, epoch=order.epoch.number, why=error.message)
@@ -454,8 +453,20 @@ class PravegaSink(Sink[PravegaHandle]):
                 return
             if any(state in (State.OPEN, State.COMMITTING) for state in self._states(history.intents).values()):
                 return
+            self._end_spent(history)
             if journal.settle(history, self._marker(history, settled=True), self._open(history.begun)):
                 return
+
+    def _end_spent(self, history: History) -> None:
+        """Transactions whose events are visible by another one are committed too, which shows nothing: to abort them would delete
+        segments that the store may not have moved to its storage yet."""
+        states = self._controller.states(self._stream, [*history.merging])
+        visible = [into for into, state in states.items() if state is State.COMMITTED]
+        spent = [source for into in visible for source in history.merging[into]]
+        still_open = [
+            each for each, state in self._controller.states(self._stream, spent).items() if state is State.OPEN
+        ]
+        self._controller.commit_all(self._stream, still_open)
 
     # ---- asking ----
 

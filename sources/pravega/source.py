@@ -42,15 +42,14 @@ from twophase.sources.pravega.options import EARLIEST, LATEST, PravegaSourceOpti
 
 IGNORED = ("checkpointLocation", "queryName", "path")
 _READ_BYTES = 1 << 20
-_SCHEMA = pa.schema(
-    [
-        ("value", pa.binary()),
-        ("scope", pa.string()),
-        ("stream", pa.string()),
-        ("segment", pa.int64()),
-        ("offset", pa.int64()),
-    ]
-)
+_COLUMNS: list[tuple[str, pa.DataType]] = [
+    ("value", pa.binary()),
+    ("scope", pa.string()),
+    ("stream", pa.string()),
+    ("segment", pa.int64()),
+    ("offset", pa.int64()),
+]
+_SCHEMA = pa.schema(_COLUMNS)
 
 
 @dataclass(frozen=True)

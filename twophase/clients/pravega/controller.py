@@ -204,8 +204,11 @@ class Controller:
     def commit(self, stream: Stream, transaction: str) -> bool:
         """Whether the transaction is COMMITTING, or COMMITTED, from here on: it can't be anything else any more. Otherwise its
         state tells."""
-        asked = _transaction(stream, transaction) + number(4, _NO_TIME)
-        return self._ask("commitTransaction", asked).number(1) == 0
+        return self.commit_all(stream, [transaction]) == [True]
+
+    def commit_all(self, stream: Stream, transactions: Sequence[str]) -> list[bool]:
+        asked = [_transaction(stream, each) + number(4, _NO_TIME) for each in transactions]
+        return [reply.number(1) == 0 for reply in self._ask_all("commitTransaction", asked)]
 
     def abort(self, stream: Stream, transactions: Sequence[str]) -> None:
         """Ask for it, all at once; what became of each its state tells."""

@@ -55,7 +55,7 @@ def _framed(values: Any) -> Any:
     headers[:, 1] = lengths
     offsets = np.arange(len(lengths) + 1, dtype=np.int64) * HEADER_BYTES
     framed: Any = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(headers.tobytes())]
+        pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(headers.tobytes())]
     )
     return pc.binary_join_element_wise(framed, content, pa.scalar(b"", pa.large_binary()))
 
@@ -92,8 +92,8 @@ def events_of(data: bytes, ends: list[int], begin: int) -> Events:
     # Headers and contents by turns; then every second one. (pyarrow's binary_slice fails where nothing is left of a value.)
     offsets = np.empty(2 * len(ends) - 1, np.int64)
     offsets[0::2], offsets[1::2] = bounds, bounds[:-1] + HEADER_BYTES
-    both = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    both: Any = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(data)]
     )
-    contents = both.take(pa.array(np.arange(1, len(offsets), 2)))
+    contents = both.take(np.arange(1, len(offsets), 2))
     return Events(contents.cast(pa.binary()), bounds[:-1] + begin)

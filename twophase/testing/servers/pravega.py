@@ -43,18 +43,8 @@ def given(endpoint: str) -> Server[str]:
     return Server("Pravega", endpoint, way=Way.GIVEN, ready=lambda: why_unreachable(*address))
 
 
-def on_this_machine(
-    folder: Path, settings: Mapping[str, str] | None = None, properties: Mapping[str, str] | None = None
-) -> Server[str]:
-    """The emulator as a process; not started yet.
-
-    Parameters
-    ----------
-    settings:
-        Of the emulator and its segment store.
-    properties:
-        Of its controller, which takes them from Java's system properties alone.
-    """
+def on_this_machine(folder: Path, settings: Mapping[str, str] | None = None) -> Server[str]:
+    """The emulator as a process; not started yet. `settings` are properties of Pravega's."""
     told = {**_settings(*free_ports(3)), **(settings or {})}
     (folder / "standalone.properties").write_text("".join(f"{name}={value}\n" for name, value in told.items()))
     (folder / "logback.xml").write_text(_LOGBACK)
@@ -63,7 +53,6 @@ def on_this_machine(
         f"-Djava.io.tmpdir={folder}",
         f"-Dlogback.configurationFile={folder / 'logback.xml'}",
         f"-Dsinglenode.configurationFile={folder / 'standalone.properties'}",
-        *(f"-D{name}={value}" for name, value in (properties or {}).items()),
     )
     main = "io.pravega.local.LocalPravegaEmulator"
     arguments = java_command(main, class_path=fetch("pravega"), heap_mb=_HEAP_MB, options=options)
