@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test test-servers check lint types borders format docs model crash-matrix kafka-copy bench demo clean venv java
+.PHONY: help test test-servers check lint types borders format docs model crash-matrix kafka-copy pravega-soak bench demo clean venv java
 
 ARGS ?=
 TARGET ?=
@@ -70,6 +70,9 @@ crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=f
 
 kafka-copy: java venv ## copy a million records while drivers, executors and the broker are killed; ten minutes
 	"$(BIN)/python" -m integration_tests.kafka_copy $(ARGS)
+
+pravega-soak: java venv ## write a hundred epochs to a stream while their driver is killed a hundred times; ten minutes
+	"$(BIN)/python" -m integration_tests.pravega_soak $(ARGS)
 
 bench: java venv ## measure beside what people had before; TARGET=files for one target
 	"$(BIN)/python" -m benchmarks $(TARGET) --out "$(CACHE)/bench" $(ARGS)
