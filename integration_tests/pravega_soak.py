@@ -87,9 +87,9 @@ def soak(address: str, epochs: int, kills: int) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="twophase-soak-") as folder:
         ended = False
         while not ended or killed < kills:
-            done = committed(folder)
-            # More epochs than were asked for, if the driver was not killed often enough in these.
-            wanted = epochs if killed >= kills else max(epochs, done + 20)
+            # What was begun is finished; and there are more epochs than were asked for, if these do not last for all kills.
+            begun = count_in(folder, "offsets")
+            wanted = max(epochs, begun if killed >= kills else begun + 20)
             driver = subprocess.Popen(
                 [*command, "--root", folder, "--epochs", str(wanted)], stdout=subprocess.PIPE, text=True
             )
@@ -107,8 +107,8 @@ def soak(address: str, epochs: int, kills: int) -> list[str]:
                 now, scaled = [each.segment for each in controller.current(stream)], scaled + 1
                 many = 2 + scaled % 3
                 controller.scale(stream, now, [(at / many, (at + 1) / many) for at in range(many)])
-            print(f"{committed(folder)} epochs, {killed} kills, {scaled} scalings", flush=True)
-        count = committed(folder)
+            print(f"{count_in(folder, 'commits')} epochs, {killed} kills, {scaled} scalings", flush=True)
+        count = count_in(folder, "commits")
     found = Counter(int(event) for event in events_of(controller, stream))
     wrong = [f"{value} is there {times} times" for value, times in found.items() if times != 1]
     expected = {value for epoch in range(count) for values in values_of(epoch) for value in values}
@@ -119,8 +119,8 @@ def soak(address: str, epochs: int, kills: int) -> list[str]:
     return wrong
 
 
-def committed(folder: str) -> int:
-    return len(list((Path(folder) / "commits").glob("[0-9]*")))
+def count_in(folder: str, log: str) -> int:
+    return len(list((Path(folder) / log).glob("[0-9]*")))
 
 
 def main() -> int:
