@@ -33,7 +33,7 @@ from twophase.checkpoint import Checkpoint
 from twophase.clients.pravega.connections import close_connections
 from twophase.clients.pravega.stream import Stream
 from twophase.local_storage import LocalStorage
-from twophase.testing.query_steps import QuerySteps
+from twophase.testing.query_steps import SINK, QuerySteps
 from twophase.vote import Vote
 
 TASKS = 3
@@ -73,7 +73,8 @@ def drive(address: str, stream: Stream, root: Path, epochs: int) -> None:
 
 
 def run_task(query: QuerySteps, slot: int, values: list[int]) -> Vote:
-    if random.random() < 0.2:
+    is_to_be_written = query.plan is not None and query.plan.sinks[SINK].plan is not None
+    if is_to_be_written and random.random() < 0.2:
         query.killed_task(slot, values[: EVENTS // 2], random.choice(["written", "pre-committed"]))
     return query.task(slot, query.target.batch(values[: EVENTS // 2]), query.target.batch(values[EVENTS // 2 :]))
 
