@@ -342,6 +342,7 @@ class PravegaSink(Sink[PravegaHandle]):
                 return None
             if marker != order.origin:
                 raise _elsewhere(marker, order)
+            self._require_over(others)
             if known is not None:
                 return None if self._is_visible(known) else known
             transaction = self._merged(order, journal)
@@ -484,13 +485,16 @@ class PravegaSink(Sink[PravegaHandle]):
                 marker = intent.marker
             elif settled and state is State.UNKNOWN:
                 raise OutcomeUnknown(_FORGOTTEN, owner=str(intent.marker.owner), epoch=intent.marker.epoch.number)
-            elif settled and state in (State.OPEN, State.COMMITTING):
-                raise OutcomeUnknown(
-                    f"the transaction {intent.transaction} of decision {intent.marker.by} is {state.name}, and may be committed",
-                    owner=str(intent.marker.owner),
-                    epoch=intent.marker.epoch.number,
-                )
+            elif settled and state is State.COMMITTING:
+                raise _in_doubt(intent, state)
         return marker
+
+    def _require_over(self, others: Sequence[Intent]) -> None:
+        """Nobody else's decision may be committed while this one is: it can't be known whose is first."""
+        states = self._states(others)
+        for intent in others:
+            if states[intent.transaction] is State.OPEN:
+                raise _in_doubt(intent, State.OPEN)
 
     def _is_visible(self, intent: Intent) -> bool:
         return self._controller.state(self._stream, intent.transaction) is State.COMMITTED
@@ -571,6 +575,14 @@ def _expected(full: Sequence[Share[PravegaHandle]]) -> dict[str, int]:
 def _not_open(said: Ping) -> str:
     return (
         f"its transaction is gone ({said.name}): its lease was over, or somebody aborted it. Raise leaseMs if need be"
+    )
+
+
+def _in_doubt(intent: Intent, state: State) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the transaction {intent.transaction} of decision {intent.marker.by} is {state.name}, and may be committed",
+        owner=str(intent.marker.owner),
+        epoch=intent.marker.epoch.number,
     )
 
 
