@@ -68,6 +68,11 @@ class History:
     end: int = 0
     """Where the next record goes."""
 
+    @property
+    def newest_intents(self) -> tuple[Intent, ...]:
+        """One for each marker: of a decision that was moved to another transaction, that one tells."""
+        return tuple({each.marker: each for each in self.intents}.values())
+
     def intent_for(self, marker: Marker) -> Intent | None:
         """The newest one, if it was ever intended to move the marker there."""
         return next((each for each in reversed(self.intents) if each.marker == marker), None)

@@ -452,7 +452,8 @@ class PravegaSink(Sink[PravegaHandle]):
         for history in self._histories(journal):
             if not history.intents:
                 return
-            if any(state in (State.OPEN, State.COMMITTING) for state in self._states(history.intents).values()):
+            states = self._states(history.newest_intents).values()
+            if any(state in (State.OPEN, State.COMMITTING) for state in states):
                 return
             self._end_spent(history)
             if journal.settle(history, self._marker(history, settled=True), self._open(history.begun)):
@@ -475,11 +476,9 @@ class PravegaSink(Sink[PravegaHandle]):
         """The newest one that is visible."""
         if history is None:
             return None
-        # Of a decision that was moved to another transaction, the newest one tells.
-        newest = {each.marker: each for each in history.intents}
-        states = self._states([*newest.values()], settled=settled)
-        marker = history.marker
-        for intent in newest.values():
+        newest, marker = history.newest_intents, history.marker
+        states = self._states(newest, settled=settled)
+        for intent in newest:
             state = states[intent.transaction]
             if state is State.COMMITTED:
                 marker = intent.marker
