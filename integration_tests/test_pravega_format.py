@@ -15,6 +15,7 @@ from integration_tests.pravega_streams import controller_at, events_of, new_stre
 from integration_tests.streams import Place, orders, run
 from twophase.clients.pravega.stream import Stream
 from twophase.connectors.command_line import main
+from twophase.query import AnySink
 from twophase.sinks import FilesSink, PravegaSink
 from twophase.testing.crash import orders as order_rows
 from twophase.testing.servers.server import Server
@@ -74,7 +75,10 @@ def test_one_decision_for_a_stream_and_a_table_and_the_command_line_knows_both(
         epoch.write("events", as_events(batch))
         epoch.write("table", batch)
 
-    sinks = {"events": PravegaSink(address, stream.scope, stream.name), "table": FilesSink(str(place.table))}
+    sinks: dict[str, AnySink] = {
+        "events": PravegaSink(address, stream.scope, stream.name),
+        "table": FilesSink(str(place.table)),
+    }
     query = (
         orders(spark, place)
         .writeStream.foreachBatch(twophase.exactly_once(route, **sinks))
