@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test test-kit test-servers check lint types borders format docs model crash-matrix kafka-copy bench demo clean venv java
+.PHONY: help test test-kit test-servers check lint types borders format docs model crash-matrix kafka-copy pravega-soak bench demo clean venv java
 
 ARGS ?=
 TARGET ?=
@@ -65,7 +65,8 @@ CRASH_postgres := integration_tests.postgres_tables:PostgresTarget
 CRASH_postgres-mvcc := integration_tests.postgres_tables:VersionsTarget
 CRASH_postgres-xa := integration_tests.postgres_tables:PreparedTarget
 CRASH_rocksdb := integration_tests.states:StateTarget
-CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa) $(CRASH_rocksdb)
+CRASH_pravega := integration_tests.pravega_streams:PravegaTarget
+CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa) $(CRASH_rocksdb) $(CRASH_pravega)
 
 crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=files for one target, ARGS="--cell NAME" for one step
 	"$(BIN)/python" -m twophase.testing.crash $(if $(TARGET),$(or $(CRASH_$(TARGET)),$(TARGET)),$(CRASH_ALL)) \
@@ -73,6 +74,9 @@ crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=f
 
 kafka-copy: java venv ## copy a million records while drivers, executors and the broker are killed; ten minutes
 	"$(BIN)/python" -m integration_tests.kafka_copy $(ARGS)
+
+pravega-soak: java venv ## write a hundred epochs to a stream while their driver is killed a hundred times; ten minutes
+	"$(BIN)/python" -m integration_tests.pravega_soak $(ARGS)
 
 bench: java venv ## measure beside what people had before; TARGET=files for one target
 	"$(BIN)/python" -m benchmarks $(TARGET) --out "$(CACHE)/bench" $(ARGS)

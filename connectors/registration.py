@@ -23,6 +23,7 @@ FORMATS = {
     "twophase-postgres": ("twophase.connectors.postgres", "PostgresFormat"),
     "twophase-socket": ("twophase.connectors.socket", "SocketFormat"),
     "twophase-rocksdb": ("twophase.connectors.rocksdb", "RocksDBFormat"),
+    "twophase-pravega": ("twophase.connectors.pravega", "PravegaFormat"),
 }
 """Name → module and class; a module whose vendor client is not installed raises MissingExtra."""
 _VARIABLE = "PYSPARK_PYTHON"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration_tests.postgres_tables import PostgresTarget, PreparedTarget, VersionsTarget
+from integration_tests.pravega_streams import PravegaTarget
 from integration_tests.tables import FilesTarget
 from twophase.failpoints import POINTS
 from twophase.testing.crash.cell import Cell
@@ -15,9 +16,8 @@ pytestmark = pytest.mark.servers
 
 
 def test_the_matrix_has_a_cell_for_every_failpoint_of_a_commit() -> None:
-    struck = {
-        cell.kills[-1].point for target in (FilesTarget, PostgresTarget, PreparedTarget) for cell in cells(target)
-    }
+    targets = (FilesTarget, PostgresTarget, PreparedTarget, PravegaTarget)
+    struck = {cell.kills[-1].point for target in targets for cell in cells(target)}
 
     assert struck == {point for point in POINTS if not point.startswith("rocksdb.")}
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twophase.sinks.kafka.sink import KafkaSink
     from twophase.sinks.postgres.sink import PostgresSink
     from twophase.sinks.rocksdb.sink import RocksDBSink
+    from twophase.sinks.pravega.sink import PravegaSink
 
 _MODULE_OF = {
     "FilesSink": "twophase.sinks.files.sink",
@@ -23,9 +24,10 @@ _MODULE_OF = {
     "KafkaSink": "twophase.sinks.kafka.sink",
     "PostgresSink": "twophase.sinks.postgres.sink",
     "RocksDBSink": "twophase.sinks.rocksdb.sink",
+    "PravegaSink": "twophase.sinks.pravega.sink",
 }
 
-__all__ = ["FilesSink", "HeapSink", "HeapStateSink", "KafkaSink", "PostgresSink", "RocksDBSink"]
+__all__ = ["FilesSink", "HeapSink", "HeapStateSink", "KafkaSink", "PostgresSink", "PravegaSink", "RocksDBSink"]
 
 
 def __getattr__(name: str) -> Any:

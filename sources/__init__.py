@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twophase.sources.kafka import KafkaSource
     from twophase.sources.postgres import PostgresLog, PostgresVersions
     from twophase.sources.socket import SocketSource
+    from twophase.sources.pravega import PravegaSource
 
 _MODULE_OF = {
     "FilesSource": "twophase.sources.files",
@@ -20,9 +21,10 @@ _MODULE_OF = {
     "PostgresLog": "twophase.sources.postgres",
     "PostgresVersions": "twophase.sources.postgres",
     "SocketSource": "twophase.sources.socket",
+    "PravegaSource": "twophase.sources.pravega",
 }
 
-__all__ = ["FilesSource", "KafkaSource", "PostgresLog", "PostgresVersions", "SocketSource"]
+__all__ = ["FilesSource", "KafkaSource", "PostgresLog", "PostgresVersions", "PravegaSource", "SocketSource"]
 
 
 def __getattr__(name: str) -> Any:

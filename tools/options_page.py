@@ -20,6 +20,8 @@ from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
 from twophase.sources.postgres.options import PostgresSourceOptions
 from twophase.sources.socket.options import SocketSourceOptions
+from twophase.sinks.pravega.sink import PravegaOptions
+from twophase.sources.pravega.options import PravegaSourceOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
@@ -111,6 +113,20 @@ By `spark.read.format("twophase-rocksdb").option(…)`:
 
 {rocksdb_source}
 In Python, `twophase.state.open(path, epoch)` reads without Spark.
+
+## Writing `twophase-pravega`
+
+By `df.writeStream.format("twophase-pravega").option(…)`; [pravega.md](pravega.md) says what it creates:
+
+{pravega}
+In Python, `PravegaSink(controller, scope, stream, …)` takes the same ones in Python's spelling.
+
+## Reading `twophase-pravega`
+
+By `spark.readStream.format("twophase-pravega").option(…)`, and by `spark.read` for a batch:
+
+{pravega_source}
+In Python, `PravegaSource(controller, scope, stream, …)` takes the same ones in Python's spelling.
 """
 
 
@@ -126,6 +142,8 @@ def page() -> str:
         socket_source=describe(SocketSourceOptions),
         rocksdb=describe(RocksDBOptions),
         rocksdb_source=describe(RocksDBReadOptions),
+        pravega=describe(PravegaOptions),
+        pravega_source=describe(PravegaSourceOptions),
     )
 
 

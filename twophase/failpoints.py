@@ -83,6 +83,10 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "postgres.slot_committed": "One prepared transaction of the decision is committed; those of other slots may not be.",
         "rocksdb.sealed": "The files of every share are where a manifest can name them; none does.",
         "rocksdb.published": "The manifest is in the line: the epoch is what readers of the state see.",
+        "pravega.merged": "One share's events are in the transaction that the decision is committed by; others may not be.",
+        "pravega.intended": "The journal says which transaction the epoch is committed by; that one is open.",
+        "pravega.asked": "The controller has promised to commit the transaction; events may not be visible yet.",
+        "pravega.committed": "The epoch is visible; the journal says so only by that transaction's state.",
         # executor
         "rocksdb.uploading": "One file of a snapshot is in staging; others, and the part file, may not be.",
         "task.before_begin": "The task has checked the epoch's number; the target knows nothing of the attempt.",
