@@ -1,4 +1,4 @@
-"""`make bench`, or `make bench TARGET=files`, or `TARGET=kafka`."""
+"""`make bench`, or `make bench TARGET=files`, `TARGET=hdfs`, or `TARGET=kafka`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import files, kafka
+from benchmarks import files, hdfs, kafka
 
-TARGETS = {"files": files.run, "kafka": kafka.run}
+TARGETS = {"files": files.run, "hdfs": hdfs.run, "kafka": kafka.run}
 
 
 def main() -> int:
