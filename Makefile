@@ -60,13 +60,15 @@ model: venv ## search the protocol's model to a larger bound; goes on where it w
 	"$(BIN)/python" -m tests.model --processes "$$(nproc 2> /dev/null || echo 2)" --journal "$(CACHE)/model" $(ARGS)
 
 CRASH_files := integration_tests.tables:FilesTarget
+CRASH_hdfs := integration_tests.hdfs_tables:HdfsTarget
+CRASH_webhdfs := integration_tests.hdfs_tables:WebHdfsTarget
 CRASH_kafka := integration_tests.topics:KafkaTarget
 CRASH_postgres := integration_tests.postgres_tables:PostgresTarget
 CRASH_postgres-mvcc := integration_tests.postgres_tables:VersionsTarget
 CRASH_postgres-xa := integration_tests.postgres_tables:PreparedTarget
 CRASH_rocksdb := integration_tests.states:StateTarget
 CRASH_pravega := integration_tests.pravega_streams:PravegaTarget
-CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa) $(CRASH_rocksdb) $(CRASH_pravega)
+CRASH_ALL := $(CRASH_files) $(CRASH_kafka) $(CRASH_postgres) $(CRASH_postgres-mvcc) $(CRASH_postgres-xa) $(CRASH_rocksdb) $(CRASH_pravega) $(CRASH_hdfs) $(CRASH_webhdfs)
 
 crash-matrix: java venv ## kill real queries at every step; four hours. TARGET=files for one target, ARGS="--cell NAME" for one step
 	"$(BIN)/python" -m twophase.testing.crash $(if $(TARGET),$(or $(CRASH_$(TARGET)),$(TARGET)),$(CRASH_ALL)) \

@@ -1,4 +1,4 @@
-"""`make bench`, or `make bench TARGET=files`, `kafka`, `postgres` or `rocksdb`."""
+"""`make bench`, or `make bench TARGET=files`, `hdfs`, `kafka`, `postgres` or `rocksdb`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import files, kafka, postgres, rocksdb
+from benchmarks import files, hdfs, kafka, postgres, rocksdb
 
-TARGETS = {"files": files.run, "kafka": kafka.run, "postgres": postgres.run, "rocksdb": rocksdb.run}
+TARGETS = {"files": files.run, "hdfs": hdfs.run, "kafka": kafka.run, "postgres": postgres.run, "rocksdb": rocksdb.run}
 
 
 def main() -> int:

@@ -15,6 +15,8 @@ from twophase.query import AnySink
 class FilesFormat(Format):
     """A table of files, one folder an epoch; or, for reading, a plain folder of files too."""
 
+    in_storage = True
+
     @classmethod
     def name(cls) -> str:
         return "twophase-files"

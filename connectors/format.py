@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -20,6 +20,9 @@ from twophase.query import AnySink
 
 
 class Format(DataSource):
+    in_storage: ClassVar[bool] = False
+    """Whether the target lies in storage, as checkpoints do: on a local disk, or on HDFS."""
+
     def __init__(self, options: MutableMapping[str, str]):
         super().__init__(options)
         self._was_pickled = False
@@ -50,7 +53,7 @@ class Format(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         with explained():
-            target = target_of(with_partition_by(self._given()), self.make_sink)
+            target = target_of(with_partition_by(self._given()), self.make_sink, in_storage=self.in_storage)
         if self._was_pickled:
             return StreamWriter(target, None)
         with explained(where=target.where):

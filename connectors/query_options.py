@@ -15,11 +15,12 @@ from dataclasses import dataclass, fields
 from twophase.checkpoint import Checkpoint
 from twophase.errors import CheckpointMismatch, OptionError
 from twophase.ledger import Ledger
-from twophase.local_storage import LocalStorage
-from twophase.options import key_of, option
+from twophase.options import PassThrough, key_of, option
 from twophase.query import AnySink, Query
+from twophase.storage import Storage
 from twophase.storage_of import storage_of
 
+HDFS = "hdfs."
 SINK = "sink"
 """The name of a query's only sink, where none was given: the same for a format and for `exactly_once`, so that a query may
 change from one to the other."""
@@ -51,9 +52,19 @@ class QueryOptions:
         doc="The ledger's former place, as the error names it, if the checkpoint was moved on purpose.",
         default=None,
     )
+    hdfs: PassThrough = option(doc="For a checkpoint or a ledger on HDFS: [how it is spoken to](#hdfs).", prefix=HDFS)
 
 
 KEYS = frozenset(key_of(each.name).lower() for each in fields(QueryOptions))
+
+
+def is_of_query(key: str) -> bool:
+    return key.lower() in KEYS or is_of_storage(key)
+
+
+def is_of_storage(key: str) -> bool:
+    """Whether it says how HDFS is spoken to: by the query, about its checkpoint and ledger, and by a sink that lies there."""
+    return key.lower().startswith(HDFS)
 
 
 def now_ms() -> int:
@@ -64,7 +75,7 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def checkpoint_of(location: str | None) -> Checkpoint:
+def checkpoint_of(location: str | None, hdfs: PassThrough | None = None) -> Checkpoint:
     """The checkpoint at this location, as far as it can be reached from this process."""
     if location is None:
         raise _refused(
@@ -73,7 +84,7 @@ def checkpoint_of(location: str | None) -> Checkpoint:
         )
     if "://" not in location and not location.startswith(("/", "file:")):
         location = os.path.abspath(location)  # as Spark does; it runs this process in the driver's folder
-    storage = _checkpoint_storage(location)
+    storage = _checkpoint_storage(location, hdfs)
     root = storage.normalise(location)
     if _TEMPORARY.fullmatch(root.rpartition("/")[2]):
         raise _refused(
@@ -91,9 +102,9 @@ def checkpoint_of(location: str | None) -> Checkpoint:
     return checkpoint
 
 
-def _checkpoint_storage(location: str) -> LocalStorage:
+def _checkpoint_storage(location: str, hdfs: PassThrough | None) -> Storage:
     try:
-        return storage_of(location, option="checkpointLocation")
+        return storage_of(location, option="checkpointLocation", hdfs=hdfs)
     except OptionError as error:
         raise _refused(
             f"{'; '.join(error.problems)}. The option ledger puts the ledger elsewhere, and does not help here: Spark's logs are "
@@ -103,9 +114,9 @@ def _checkpoint_storage(location: str) -> LocalStorage:
 
 def query_of(options: QueryOptions, sinks: Mapping[str, AnySink], take_over: Mapping[str, str] | None = None) -> Query:
     """The query as the protocol sees it: its checkpoint, its ledger and its sinks."""
-    checkpoint = checkpoint_of(options.checkpoint_location)
+    checkpoint = checkpoint_of(options.checkpoint_location, options.hdfs)
     place = options.ledger or f"{checkpoint.root}/twophase"
-    storage = storage_of(place, option="ledger")
+    storage = storage_of(place, option="ledger", hdfs=options.hdfs)
     only = {} if options.take_over is None else {SINK: options.take_over}
     return Query(
         name=options.owner or checkpoint.query_id(),

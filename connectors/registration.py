@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = {
     "twophase-files": ("twophase.connectors.files", "FilesFormat"),
+    "twophase-hdfs": ("twophase.connectors.hdfs", "HdfsFormat"),
     "twophase-kafka": ("twophase.connectors.kafka", "KafkaFormat"),
     "twophase-postgres": ("twophase.connectors.postgres", "PostgresFormat"),
     "twophase-socket": ("twophase.connectors.socket", "SocketFormat"),

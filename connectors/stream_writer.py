@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from twophase.connectors.arrow_schema import arrow_schema
 from twophase.connectors.explained import explained
-from twophase.connectors.query_options import KEYS, SINK, QueryOptions, now_ms, query_of
+from twophase.connectors.query_options import SINK, QueryOptions, is_of_query, is_of_storage, now_ms, query_of
 from twophase.connectors.worker_memory import set_aside_what_stays
 from twophase.coordinator import Coordinator
 from twophase.errors import OptionError, ProtocolViolation
@@ -106,10 +106,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
             log.warning("could not clean up", epoch=batchId, why=repr(error))
 
 
-def target_of(options: Mapping[str, str], make_sink: Any) -> StreamTarget:
-    """What the options describe; every wrong one is reported at once, whichever part of them it belongs to."""
-    ours = {key: value for key, value in options.items() if key.lower() in KEYS}
-    theirs = {key: value for key, value in options.items() if key.lower() not in KEYS | {"queryname"}}
+def target_of(options: Mapping[str, str], make_sink: Any, *, in_storage: bool = False) -> StreamTarget:
+    """What the options describe; every wrong one is reported at once, whichever part of them it belongs to.
+
+    Parameters
+    ----------
+    in_storage:
+        Whether the sink lies in storage as the checkpoint does, and so is told how to speak to it.
+    """
+    ours = {key: value for key, value in options.items() if is_of_query(key)}
+    theirs = {
+        key: value
+        for key, value in options.items()
+        if not (is_of_query(key) or key.lower() == "queryname") or (in_storage and is_of_storage(key))
+    }
     problems: list[str] = []
     query_options = sink = None
     try:

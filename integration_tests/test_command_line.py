@@ -82,7 +82,7 @@ def test_inspect_changes_nothing(spark: SparkSession, place: Place) -> None:
 def test_recover_settles_a_dead_query_so_that_nothing_is_left_to_do(tmp_path: Path) -> None:
     told = QueryDescription(FILES, str(tmp_path))
     expected = write_orders(told.input, 4)
-    table, checkpoint, failpoints = tmp_path / "table", told.checkpoint, tmp_path / "failpoints"
+    table, checkpoint, failpoints = tmp_path / "table", Path(told.checkpoint), tmp_path / "failpoints"
     arm(failpoints, Fault("files.sealed", "pause", 2, timeout_s=300))
     with victim(told, failpoints=failpoints) as driver:
         driver.wait_for_hit(failpoints, "files.sealed", "pause", timeout_s=TIMEOUT_S)

@@ -60,7 +60,7 @@ def test_a_checkpoint_location_set_by_configuration_only_is_asked_for(spark: Spa
     assert not filled.difference()
 
 
-@pytest.mark.parametrize("location", ["s3a://bucket/checkpoint", "hdfs://name/checkpoint", "abfss://a@b/checkpoint"])
+@pytest.mark.parametrize("location", ["s3a://bucket/checkpoint", "hdfs:///checkpoint", "abfss://a@b/checkpoint"])
 def test_a_checkpoint_in_an_unsupported_place_is_refused_by_name(location: str) -> None:
     """Without its client Spark fails before us; with it, this is what our formats say."""
     with pytest.raises(OptionError) as caught:

@@ -163,7 +163,7 @@ def reader_of(tmp_path: Path, *, committed: int | None) -> tuple[Shelf, PollingR
     (tmp_path / "checkpoint" / "commits").mkdir(parents=True)
     for number in range(-1 if committed is None else committed, -1, -1):
         (tmp_path / "checkpoint" / "commits" / str(number)).touch()
-    return shelf, PollingReader(shelf, written_by_epoch(3, 1, lambda _: True), tmp_path / "checkpoint")
+    return shelf, PollingReader(shelf, written_by_epoch(3, 1, lambda _: True), str(tmp_path / "checkpoint"))
 
 
 def test_the_reader_finds_a_committed_row_missing(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_a_fault_that_struck_another_query_is_no_proof(tmp_path: Path) -> None:
 
     with pytest.raises(AssertionError, match="before the query had a checkpoint"):
         require_own(own, told, kill)
-    told.checkpoint.mkdir()
-    (told.checkpoint / "metadata").write_text('{"id": "our-query"}')
+    Path(told.checkpoint).mkdir()
+    Path(told.checkpoint, "metadata").write_text('{"id": "our-query"}')
 
     require_own(own, told, kill)
     with pytest.raises(AssertionError, match="fired in other-query, and not in our-query"):

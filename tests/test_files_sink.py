@@ -151,6 +151,7 @@ def test_the_manifest_says_what_the_epoch_is(tmp_path: Path) -> None:
 def test_a_sink_travels_and_can_be_built_again_from_its_description(tmp_path: Path) -> None:
     sink = FilesSink(str(tmp_path / "t"), file_format="csv", partition_by=["a", "b"], compression="gzip", header=True)
     description = sink.describe()
+    assert description is not None
     again = FilesSink.from_options({key.lower(): text for key, text in description.options.items()})
     assert description.format == "twophase-files"
     assert again.describe() == description == pickle.loads(pickle.dumps(sink)).describe()

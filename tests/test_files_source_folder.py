@@ -493,7 +493,7 @@ def test_a_reader_killed_while_it_publishes_loses_nothing_and_takes_nothing_twic
     ("options", "said"),
     [
         ({"path": "s3a://bucket/x"}, "no storage for s3a"),
-        ({"path": "hdfs://name/x"}, "supported is"),
+        ({"path": "hdfs:///x"}, "supported is"),
         ({"path": ""}, "path is required"),
         ({"path": "/x", "sep": "ab"}, "sep is"),
         ({"path": "/x", "fileFormat": "orc"}, "fileFormat"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from twophase.clients.rocksdb.read_options import RocksDBReadOptions
+from twophase.clients.hdfs.settings import HdfsSettings
 from twophase.connectors.query_options import QueryOptions
 from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
@@ -31,8 +32,8 @@ _TEXT = """\
 # Options
 
 Keys may be written in any case. A wrong or unknown option stops the query before anything is written, and the error names
-every one of them; whether they fit together is looked at when each is right by itself. Give absolute paths, on a local disk or
-on a mount that driver and executors share.
+every one of them; whether they fit together is looked at when each is right by itself. Give absolute paths, on a local disk,
+on a mount that driver and executors share, or on HDFS.
 
 ## Of every query
 
@@ -51,16 +52,25 @@ twophase.exactly_once(route, orders=orders, refunds=refunds).options(
 
 When to use `owner`, `takeOver` and `movedFrom` is said in [operations.md](operations.md#checkpoints).
 
+## HDFS
+
+How HDFS is spoken to, for a checkpoint, a ledger, or a table of files there. Each is written with `hdfs.` before it, such as
+`hdfs.patienceMs`; [hdfs.md](hdfs.md) says what for:
+
+{hdfs}
+In Python, `FilesSink(path, hdfs={{"patienceMs": "60000"}})` takes the same ones, without `hdfs.`
+
 ## Writing `twophase-files`
 
-By `df.writeStream.format("twophase-files").option(…)`. `start(path)` sets `path`, and `partitionBy(…)` sets `partitionBy`:
+By `df.writeStream.format("twophase-files").option(…)`, and `twophase-hdfs` alike. `start(path)` sets `path`, and
+`partitionBy(…)` sets `partitionBy`:
 
 {files}
 In Python, `FilesSink(path, file_format=…, partition_by=[…], …)` takes the same ones in Python's spelling.
 
 ## Reading `twophase-files`
 
-By `spark.readStream.format("twophase-files").option(…)`. `load(path)` sets `path`:
+By `spark.readStream.format("twophase-files").option(…)`, and `twophase-hdfs` alike. `load(path)` sets `path`:
 
 {source}
 ## Writing `twophase-kafka`
@@ -133,6 +143,7 @@ In Python, `PravegaSource(controller, scope, stream, …)` takes the same ones i
 def page() -> str:
     return _TEXT.format(
         query=describe(QueryOptions),
+        hdfs=describe(HdfsSettings),
         files=describe(FilesOptions),
         source=describe(FilesSourceOptions),
         kafka=describe(KafkaOptions),

@@ -41,9 +41,11 @@ import pyarrow as pa
 
 from twophase.errors import CheckpointMismatch, OptionError, TableCorrupt
 from twophase.identity import Epoch, Owner
-from twophase.manifest_file import read_from, spelled, unwrapped, wrapped
+from twophase.manifest_file import unwrapped, wrapped
 from twophase.partition_folder import NULL, component
+from twophase.secret import Secret
 from twophase.sink import Marker
+from twophase.spelled_folders import read_from, spelled
 from twophase.storage import FileStorage
 from twophase.storage_of import storage_of
 from twophase.vote import canonical_json
@@ -155,6 +157,9 @@ class Manifest:
 
     def publish(self, storage: FileStorage, path: str, *, columns: pa.Schema | None, through: str) -> None:
         """Put it at `path`, whole, if and only if the name is free; what is needed on the way lies in the folder `through`."""
+        if storage.spells_small_files:
+            storage.publish_through(path, self.text(), through=through)
+            return
         data = self.encode(columns)
         if data is None:
             storage.publish_folders(path, list(spelled(self.text())), through=through)
@@ -405,10 +410,10 @@ class FileTable:
         return None
 
 
-def open_table(path: str) -> FileTable:
+def open_table(path: str, *, hdfs: Mapping[str, str | Secret] | None = None) -> FileTable:
     """The table at a path or URL; OptionError if it can't be one. A relative path is taken from the current folder, once."""
     absolute = path if path.startswith("/") or re.match("[A-Za-z][A-Za-z0-9+.-]*:", path) else os.path.abspath(path)
-    table = FileTable(storage_of(absolute), absolute)
+    table = FileTable(storage_of(absolute, hdfs=hdfs), absolute)
     if not table.name:
         problem = f"path is {path!r}, which does not name a folder of its own"
         raise OptionError(f"1 problem with the options: {problem}", problems=[problem])

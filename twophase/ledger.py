@@ -301,7 +301,7 @@ class Ledger:
             log.warning("old ledger records could not be deleted", epoch=newest.epoch.number, why=str(error))
 
     def _numbers(self) -> list[int]:
-        names = (entry.name for entry in self._storage.list(self._folder) if not entry.is_folder)
+        names = (entry.name for entry in self._storage.list(self._folder))
         return sorted(
             int(stem)
             for stem, dot, suffix in (name.partition(".") for name in names)

@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, cast
 
 from twophase.storage import Entry
 
@@ -115,6 +115,8 @@ class LocalStorage:
     """
 
     posix: Posix = field(default_factory=Posix, repr=False, compare=False)
+
+    spells_small_files: ClassVar[bool] = False
 
     def normalise(self, path: str) -> str:
         # POSIX lets realpath keep two leading slashes, which on Linux mean nothing.

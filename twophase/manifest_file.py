@@ -16,11 +16,7 @@ What folders can't do: outlive those who remove empty ones, or copy files alone.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-import zlib
-from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +25,6 @@ _KEY = "twophase.manifest"
 _PARQUET = b"PAR1"
 _BLANK = b" \t\n\r"
 _BLANKS_OF_BYTE = [bytes(_BLANK[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)]
-_NAME_LENGTH = 200
 
 
 def wrapped(manifest: bytes, file_format: str, columns: pa.Schema | None) -> bytes | None:
@@ -43,27 +38,6 @@ def wrapped(manifest: bytes, file_format: str, columns: pa.Schema | None) -> byt
     if file_format == "json":
         return b"".join(map(_BLANKS_OF_BYTE.__getitem__, manifest))
     return None
-
-
-def spelled(manifest: bytes) -> Iterator[str]:
-    """The names of the folders that stand for a manifest; in lower case, since some file systems don't tell cases apart."""
-    letters = base64.b32encode(zlib.compress(manifest, 9)).decode().rstrip("=").lower()
-    for number, start in enumerate(range(0, len(letters), _NAME_LENGTH)):
-        yield f"{number:06}-{letters[start : start + _NAME_LENGTH]}"
-
-
-def read_from(names: Iterable[str]) -> bytes:
-    """The manifest that folders spell; ValueError if one is missing, or is none of them."""
-    letters = ""
-    for number, name in enumerate(sorted(names)):
-        place, _, part = name.partition("-")
-        if place != f"{number:06}":
-            raise ValueError(f"is torn: of the folders that spell it, number {number} is missing")
-        letters += part.upper()
-    try:
-        return zlib.decompress(base64.b32decode(letters + "=" * (-len(letters) % 8)))
-    except (binascii.Error, zlib.error) as error:
-        raise ValueError("is torn or was altered: its folders spell nothing") from error
 
 
 def unwrapped(data: bytes) -> bytes:

@@ -213,7 +213,7 @@ def _read(each: Field[Any], kind: Any) -> _Option:
         raise TypeError(f"{each.name}: PassThrough and prefix go together")
     if (minimum, maximum) != (None, None) and kind not in (int, float):
         raise TypeError(f"{each.name}: only a number has bounds")
-    key = f"{prefix}*" if prefix else key_of(each.name)
+    key = f"{prefix}*" if prefix is not None else key_of(each.name)
     return _Option(each.name, key, kind, doc, each.default, minimum, maximum, prefix)
 
 

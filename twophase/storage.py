@@ -40,7 +40,11 @@ class Storage(Protocol):
         ...
 
     def publish(self, path: str, data: bytes) -> None:
-        """Make `data` appear at `path`, whole and durable, if and only if the name is free."""
+        """Make `data` appear at `path`, whole and durable, if and only if the name is free.
+
+        What a listing says of it besides its name is the storage's own affair: where files are slow, small data may be a
+        folder. `read` gives it back all the same.
+        """
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -72,6 +76,11 @@ class Storage(Protocol):
 
 class FileStorage(Storage, Protocol):
     """A storage that also holds data: what a table of files needs beyond what a ledger does."""
+
+    @property
+    def spells_small_files(self) -> bool:
+        """Whether what is published and small is no file, so that no reader of plain files can mistake it for one."""
+        ...
 
     def publish_through(self, path: str, data: bytes, *, through: str) -> None:
         """As `publish`, but the temporary file lies in the folder `through`, of the same file system: so none is ever left

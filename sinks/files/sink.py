@@ -31,7 +31,8 @@ import pyarrow as pa
 from twophase.errors import Fenced, NotCommitted, OptionError
 from twophase.file_table import PROBE_IN_TABLE, DataFile, FileTable, Manifest, TableForm, open_table
 from twophase.identity import Generation, Owner
-from twophase.options import key_of, option, parse, texts_of
+from twophase.options import PassThrough, key_of, option, parse, texts_of
+from twophase.secret import Secret
 from twophase.sink import (
     WHOLE,
     Capabilities,
@@ -50,11 +51,13 @@ from twophase.sink import (
 )
 from twophase.sinks.files import staging, table_schema
 from twophase.sinks.files.publication import Publication
+from twophase.sinks.files.retention import retire
 from twophase.sinks.files.staging import PROBE, SEALED, TAKE_OVER, StagedFolder, owner_folder
 from twophase.sinks.files.table_schema import SchemaChange
 from twophase.sinks.files.transaction import FilesHandle, FilesTransaction
 from twophase.sinks.files.writers import CODECS, DEFAULT_CODEC, FileStyle
 from twophase.storage import FileStorage
+from twophase.table_readers import TableReaders
 
 FileFormat = Literal["parquet", "json", "csv"]
 TEMPORARY_LIVES_S = 3600.0
@@ -68,7 +71,9 @@ _NO_RENAME = {
 class FilesOptions:
     """The options of `twophase-files`, for writing."""
 
-    path: str = option(doc="The table's folder: a local path, or `file:///…`.")
+    path: str = option(
+        doc="The table's folder: a local path, `file:///…`, or on HDFS `hdfs://namenode:8020/…` or `webhdfs://namenode:9870/…`."
+    )
     file_format: FileFormat = option(doc="What its files are.", default="parquet")
     partition_by: tuple[str, ...] = option(
         doc="Columns that become folders, outermost first. They are found in any case, and keep their own spelling.",
@@ -84,6 +89,13 @@ class FilesOptions:
         default="add",
     )
     header: bool = option(doc="Whether csv files begin with a line of column names.", default=False)
+    retain_epochs: int | None = option(
+        doc="Keep so many epochs, and delete older ones after each commit; but none that a follower, which needs a name for it "
+        "(its option `reader`), has not acknowledged.",
+        default=None,
+        minimum=1,
+    )
+    hdfs: PassThrough = option(doc="For a path on HDFS: [how it is spoken to](#hdfs).", prefix="hdfs.")
 
     def problems(self) -> Iterable[str]:
         codecs = CODECS[self.file_format]
@@ -107,8 +119,10 @@ class FilesSink(Sink[FilesHandle]):
     ----------
     path:
         The table's folder. A relative one is taken from the current folder, now.
-    file_format, partition_by, compression, schema_change, header:
+    file_format, partition_by, compression, schema_change, header, retain_epochs:
         As the options of `FilesOptions`.
+    hdfs:
+        The options `hdfs.*`, without that prefix, for a path on HDFS.
     storage:
         What the path is in; chosen by the path if None.
     """
@@ -125,9 +139,12 @@ class FilesSink(Sink[FilesHandle]):
         compression: str | None = None,
         schema_change: SchemaChange = "add",
         header: bool = False,
+        retain_epochs: int | None = None,
+        hdfs: Mapping[str, str | Secret] | None = None,
         storage: FileStorage | None = None,
     ):
-        self._table = open_table(path) if storage is None else FileTable(storage, path)
+        told = PassThrough(hdfs or {})
+        self._table = open_table(path, hdfs=told) if storage is None else FileTable(storage, path)
         self._options = FilesOptions(
             path=self._table.path,
             file_format=file_format,
@@ -135,6 +152,8 @@ class FilesSink(Sink[FilesHandle]):
             compression=compression,
             schema_change=schema_change,
             header=header,
+            retain_epochs=retain_epochs,
+            hdfs=told,
         )
         problems = [
             f"{name} is {value!r}, not one of {', '.join(get_args(choices))}"
@@ -144,6 +163,8 @@ class FilesSink(Sink[FilesHandle]):
             )
             if value not in get_args(choices)
         ]
+        if retain_epochs is not None and retain_epochs < 1:
+            problems.append(f"retainEpochs is {retain_epochs}, below the minimum of 1")
         problems = problems or list(self._options.problems())
         if problems:
             raise OptionError("; ".join(problems), problems=problems)
@@ -161,9 +182,11 @@ class FilesSink(Sink[FilesHandle]):
             compression=given.compression,
             schema_change=given.schema_change,
             header=given.header,
+            retain_epochs=given.retain_epochs,
+            hdfs=given.hdfs,
         )
 
-    def describe(self) -> Description:
+    def describe(self) -> Description | None:
         options = self._options
         given = {
             "path": options.path,
@@ -172,8 +195,15 @@ class FilesSink(Sink[FilesHandle]):
             "compression": options.compression or "",
             "schema_change": options.schema_change,
             "header": "true" if options.header else "",
+            "retain_epochs": "" if options.retain_epochs is None else str(options.retain_epochs),
         }
-        return Description("twophase-files", {key_of(name): text for name, text in given.items() if text})
+        described = {key_of(name): text for name, text in given.items() if text}
+        for key, value in options.hdfs.items():
+            told = value.reference if isinstance(value, Secret) else value
+            if told is None:
+                return None  # a literal secret must not be kept; without it nobody can connect
+            described[f"hdfs.{key}"] = told
+        return Description("twophase-files", described)
 
     @property
     def table(self) -> FileTable:
@@ -206,6 +236,8 @@ class FilesSink(Sink[FilesHandle]):
         staged = self._staged(prepared.owner, prepared.epoch.number, prepared.generation)
         if newest is None:
             self._table.storage.make_folder(self._table.path)
+        if self._options.retain_epochs is not None:
+            TableReaders(self._table).expect()
         self._make_staged(staged)
         if newest is None:
             self._try_rename(staged)
@@ -310,7 +342,10 @@ class FilesSink(Sink[FilesHandle]):
             if marker is None:
                 raise Fenced(f"the table {self._table.path} is gone or empty: it was deleted, moved away or replaced")
             raise Fenced(f"the table is at {_shown(marker)}, and the decision moves it from {_shown(order.origin)}")
-        return publication.publish()
+        outcome = publication.publish()
+        if self._options.retain_epochs is not None:
+            retire(self._table, publication.manifest.position, self._options.retain_epochs)
+        return outcome
 
     def _publication(self, order: CommitOrder[FilesHandle]) -> Publication:
         if not order.shares:

@@ -225,10 +225,7 @@ class FilesTransaction(Transaction[FilesHandle]):
             self._make_folders(partition)
             file = self._storage.create(f"{self._folder}/{name}")
         except FileNotFoundError as error:
-            raise Fenced(
-                f"{self._folder} is gone: a newer generation of the query, or its commit, came before this task was done",
-                slot=self._task.slot,
-            ) from error
+            raise self._fenced() from error
         self._created.append(name)
         writer = self._style.writer(file, self._file_schema)
         self._writers[partition] = (name, writer)
@@ -248,7 +245,11 @@ class FilesTransaction(Transaction[FilesHandle]):
 
     def _close(self, partition: str) -> None:
         name, writer = self._writers.pop(partition)
-        self._files[name] = (writer.close(), writer.rows)
+        try:
+            self._files[name] = (writer.close(), writer.rows)
+        except FileNotFoundError as error:
+            # Storage that asks for the folder only when a file is whole, or that knows its open files by their folder.
+            raise self._fenced() from error
 
     def _make_names_durable(self) -> None:
         if not self._created:
@@ -257,9 +258,13 @@ class FilesTransaction(Transaction[FilesHandle]):
             for path in sorted(self._folders):
                 self._storage.sync(f"{self._folder}/{path}".rstrip("/"))
         except FileNotFoundError as error:
-            raise Fenced(
-                f"{self._folder} is gone: a newer generation of the query came", slot=self._task.slot
-            ) from error
+            raise self._fenced() from error
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"{self._folder} is gone: a newer generation of the query, or its commit, came before this task was done",
+            slot=self._task.slot,
+        )
 
 
 def _copy(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from twophase.options import option
+from twophase.options import PassThrough, option
 
 FileFormat = Literal["parquet", "json", "csv", "text"]
 
@@ -17,7 +17,7 @@ _MIB = 1024 * 1024
 class FilesSourceOptions:
     """What to read, how much an epoch may take, and how it is cut into tasks."""
 
-    path: str = option(doc="The twophase table, or the folder that files are moved into.")
+    path: str = option(doc="The twophase table; or the folder, on a local disk, that files are moved into.")
     source_kind: Literal["auto", "table", "folder"] = option(
         doc="What lies at the path: a twophase table, or a plain folder. With auto it is a table if an epoch of one is there.",
         default="auto",
@@ -56,6 +56,11 @@ class FilesSourceOptions:
         default=None,
         minimum=1,
     )
+    reader: str | None = option(
+        doc="The name under which the table's retention waits for this query (the sink's option `retainEpochs`). It must stay the "
+        "same for as long as the query lives, and be no other query's.",
+        default=None,
+    )
     include_epoch: bool = option(doc="Add the table's epoch to each row, as the column `epoch`.", default=False)
     split_bytes: int = option(
         doc="About how many bytes of files one task reads. A file is never cut.", default=128 * _MIB, minimum=1
@@ -79,6 +84,7 @@ class FilesSourceOptions:
         default=None,
     )
     null_value: str = option(doc="What an absent value looks like in the csv files of a plain folder.", default="")
+    hdfs: PassThrough = option(doc="For a table on HDFS: [how it is spoken to](#hdfs).", prefix="hdfs.")
 
     @property
     def separator(self) -> str:

@@ -7,8 +7,9 @@ splits, and reading them.
 The guarantee: the same (start, end) gives the same rows, in any process, however it is split, while new data arrive, for as
 long as the files are there; if they are not, or are not what they were, the read fails and names them.
 
-Nothing is ever deleted: `acknowledge` has nothing to forget. A table's retention and the files of a plain folder are their
-owners' business; the journal keeps its names for ever, so that no file is read twice.
+Nothing is ever deleted here. A table's retention is its owner's business, and waits for what a source with a name acknowledges
+(twophase/table_readers.py). The files of a plain folder are their owner's too; the journal keeps its names for ever, so that no
+file is read twice.
 
 What it can't do: cut a file into several tasks; see a change of a plain file that keeps both its size and its time of
 change; give a running query columns that a newer epoch added (it gets them when it is started again; until then they are
@@ -39,8 +40,8 @@ from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.files.rows import CsvForm, partition_of, place_of, rows_of, typed
 from twophase.sources.files.split import FilesForm, FilesSplit, SplitFile, shared_out
 from twophase.sources.files.table import TableOrigin
-from twophase.storage import FileStorage
-from twophase.storage_of import storage_of
+from twophase.storage import Entry, FileStorage
+from twophase.storage_of import scheme_of, storage_of
 
 EPOCH_COLUMN = "epoch"
 IGNORED = ("checkpointLocation", "queryName")
@@ -80,7 +81,7 @@ class FilesSource(Source[FilesSplit]):
 
     def __init__(self, options: FilesSourceOptions, schema: pa.Schema | None = None):
         self.options = options
-        self._table = open_table(options.path)
+        self._table = open_table(options.path, hdfs=options.hdfs)
         self._schema = None if schema is None else self._complete(schema)
         self._origin: Origin | None = None
 
@@ -105,7 +106,10 @@ class FilesSource(Source[FilesSplit]):
 
     def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
         """As the contract says; and never past `until`, if it is given."""
-        return self._found().latest(start, limit, until)
+        origin = self._found()
+        if isinstance(origin, TableOrigin):
+            origin.enrol(start, self.options.reader)
+        return origin.latest(start, limit, until)
 
     def plan(self, start: str, end: str) -> Sequence[FilesSplit]:
         origin = self._found()
@@ -132,7 +136,10 @@ class FilesSource(Source[FilesSplit]):
             yield from _read(self._table.storage, file, split)
 
     def acknowledge(self, end: str) -> None:
-        """Nothing is forgotten: the files are not this source's to delete."""
+        """Nothing is forgotten here: the files are not this source's to delete. But a table's retention is told, by name."""
+        origin = self._found()
+        if isinstance(origin, TableOrigin) and self.options.reader is not None:
+            origin.acknowledge(end, self.options.reader)
 
     def _found(self) -> Origin:
         if self._origin is None:
@@ -175,12 +182,17 @@ def _origin(table: FileTable, options: FilesSourceOptions) -> Origin:
         )
     if options.include_epoch:
         raise _wrong(f"includeEpoch is for tables, and {table.path} is a plain folder")
+    if scheme_of(table.path) != "file":
+        raise _wrong(
+            f"{table.path} is no twophase table yet, and plain folders are read from a local disk only: if a query is about to "
+            "write its first epoch there, set sourceKind to table, and give the schema"
+        )
     return FolderOrigin(
         table.storage,
         table.path,
         file_format=options.file_format or "parquet",
         names=NameFilter(options.recursive_file_lookup, options.path_glob_filter),
-        journal=_journal(table, options.ledger),
+        journal=_journal(table, options),
         admission=Admission(options.max_files_per_trigger, options.max_rows_per_trigger, options.max_bytes_per_trigger),
     )
 
@@ -220,13 +232,20 @@ def _is_of_sink(storage: FileStorage, folder: str) -> bool:
 
 def staged_beside(table: FileTable) -> Iterator[str]:
     """What a sink keeps beside its table; the journal of a plain folder lies there too, and does not count."""
-    return (entry.name for entry in table.storage.list(table.staging) if entry.is_folder and entry.name != _JOURNAL)
+    return (entry.name for entry in table.storage.list(table.staging) if _is_owners(entry))
 
 
-def _journal(place: FileTable, ledger: str | None) -> Journal:
+def _is_owners(entry: Entry) -> bool:
+    return entry.is_folder and entry.name != _JOURNAL and not entry.name.startswith(".")
+
+
+def _journal(place: FileTable, options: FilesSourceOptions) -> Journal:
+    ledger = options.ledger
     if ledger is not None:
         # By the folder's name too: two folders that share a ledger must not share a journal.
-        return Journal(storage_of(ledger, option="ledger"), f"{ledger.rstrip('/')}/{escape(place.path)}")
+        return Journal(
+            storage_of(ledger, option="ledger", hdfs=options.hdfs), f"{ledger.rstrip('/')}/{escape(place.path)}"
+        )
     return Journal(place.storage, f"{place.staging}/{_JOURNAL}")
 
 

@@ -23,6 +23,7 @@ from twophase.sources.files.admission import Admission, Size
 from twophase.sources.files.options import FileFormat
 from twophase.sources.files.rows import CsvForm
 from twophase.sources.files.split import FilesForm, SplitFile
+from twophase.table_readers import TableReaders
 from twophase.vote import canonical_json
 
 NOTHING = -1
@@ -78,6 +79,21 @@ class TableOrigin:
                     "not restored. Put what is missing back: no query can follow the table without it."
                 ) from None
             raise
+
+    def enrol(self, start: str, reader: str | None) -> None:
+        """Before anything is read: whoever deletes old epochs has to know who still wants them."""
+        readers = TableReaders(self.table)
+        if reader is not None:
+            readers.enrol(reader, self._parsed(start)[0] + 1)
+        elif readers.are_expected():
+            problem = (
+                f"old epochs of the table {self.table.path} are deleted (retainEpochs), and nobody waits for a query without a "
+                "name: set the option reader, to a name that no other query has"
+            )
+            raise OptionError(f"1 problem with the options: {problem}", problems=[problem])
+
+    def acknowledge(self, end: str, reader: str) -> None:
+        TableReaders(self.table).acknowledge(reader, self._parsed(end)[0] + 1)
 
     def earliest(self) -> str:
         positions = self.table.positions()

@@ -7,7 +7,6 @@ everything that a polling reader sees in between. At the end the target must hol
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from twophase.failpoints import Fault, Hit, arm, trace
 from twophase.testing.crash.cell import Cell, Kill
 from twophase.testing.crash.orders import compare, write_orders
 from twophase.testing.crash.program import QueryDescription
-from twophase.testing.crash.reader import PollingReader, polling, written_by_epoch
+from twophase.testing.crash.reader import PollingReader, checkpoint_at, polling, written_by_epoch
 from twophase.testing.crash.victim import run_to_the_end, stand_at, victim
 
 PAUSE_S = 300.0
@@ -162,7 +161,7 @@ def run_take_over(told: QueryDescription, cell: Cell) -> Verdict:
     """Another query takes the target over, and dies meanwhile."""
     first = write_orders(told.input, 2 * told.files_per_epoch)
     finish(told, first)
-    owner = json.loads((told.checkpoint / "metadata").read_text())["id"] + "/sink"
+    owner = checkpoint_at(told.checkpoint).query_id() + "/sink"
     heir = replace(told, input_name="more", checkpoint_name="other", options={"takeOver": owner})
     second = write_orders(heir.input, 2 * told.files_per_epoch, first=2 * told.files_per_epoch)
     return _killed_once(heir, cell, first + second, lambda: None)

@@ -55,8 +55,8 @@ class QueryDescription:
         return Path(self.folder, self.input_name)
 
     @property
-    def checkpoint(self) -> Path:
-        return Path(self.folder, self.checkpoint_name)
+    def checkpoint(self) -> str:
+        return self.targets[0].checkpoint(self.checkpoint_name)
 
     @property
     def targets(self) -> tuple[CrashTarget, ...]:
@@ -114,7 +114,7 @@ def _start(spark: Any, told: QueryDescription) -> Any:
     first, *rest = told.targets
     if told.way != "function":
         rows = first.shaped(rows)
-    writer = rows.writeStream.option("checkpointLocation", str(told.checkpoint)).trigger(availableNow=True)
+    writer = rows.writeStream.option("checkpointLocation", told.checkpoint).trigger(availableNow=True)
     if told.way == "format":
         return writer.format(first.format).options(**first.options(), **told.options).start()
     if told.way == "sink":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
+from twophase.checkpoint import Checkpoint
 from twophase.ledger import Ledger
 from twophase.storage_of import storage_of
 from twophase.testing.checkers import History, Read, Slots, violations
@@ -19,7 +19,7 @@ _POLL_S = 0.2
 class PollingReader:
     """Knows which rows belong to which epoch, and reads the checkpoint to know which epochs may and which must be there."""
 
-    def __init__(self, target: CrashTarget, written: Mapping[int, Slots], checkpoint: Path):
+    def __init__(self, target: CrashTarget, written: Mapping[int, Slots], checkpoint: str):
         self._target, self._written, self._checkpoint = target, written, checkpoint
         self._stop = threading.Event()
         self._one_at_a_time = threading.Lock()
@@ -57,7 +57,7 @@ class PollingReader:
 
 
 @contextmanager
-def polling(target: CrashTarget, written: Mapping[int, Slots], checkpoint: Path) -> Iterator[PollingReader]:
+def polling(target: CrashTarget, written: Mapping[int, Slots], checkpoint: str) -> Iterator[PollingReader]:
     reader = PollingReader(target, written, checkpoint)
     reader.start()
     try:
@@ -66,14 +66,18 @@ def polling(target: CrashTarget, written: Mapping[int, Slots], checkpoint: Path)
         reader.stop()
 
 
-def newest_commit(checkpoint: Path) -> int | None:
+def checkpoint_at(location: str) -> Checkpoint:
+    return Checkpoint(storage_of(location), location)
+
+
+def newest_commit(checkpoint: str) -> int | None:
     """The newest epoch that Spark has logged as committed."""
-    return max(_numbers(checkpoint / "commits"), default=None)
+    return checkpoint_at(checkpoint).newest_commit()
 
 
-def newest_decision(checkpoint: Path) -> int | None:
+def newest_decision(checkpoint: str) -> int | None:
     """The newest epoch that the ledger has decided."""
-    folder = str(checkpoint / "twophase")
+    folder = f"{checkpoint}/twophase"
     ledger = Ledger(storage_of(folder), folder, new_id=_never, now_ms=lambda: 0)
     tail = ledger.read()
     return None if tail is None or tail.decision is None else tail.decision.epoch.number
@@ -90,7 +94,3 @@ def written_by_epoch(files: int, files_per_epoch: int, takes: Callable[[int], bo
 
 def _never() -> str:
     raise AssertionError("a reader publishes nothing")
-
-
-def _numbers(folder: Path) -> list[int]:
-    return [int(path.name) for path in folder.glob("*") if path.name.isdigit()]

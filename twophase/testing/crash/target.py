@@ -69,6 +69,10 @@ class CrashTarget(ABC):
     def sink(self) -> AnySink:
         """The same, for `exactly_once`."""
 
+    def checkpoint(self, name: str) -> str:
+        """Where the query of this name keeps its checkpoint: beside its input, unless the target says otherwise."""
+        return str(self.folder / name)
+
     def shaped(self, rows: Any) -> Any:
         """A DataFrame of orders, with the columns that the target takes: these as they are, unless it says otherwise."""
         return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -10,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from twophase.errors import CheckpointMismatch
 from twophase.failpoints import Hit
 from twophase.testing.child import Child, running
 from twophase.testing.class_archive import class_archive
 from twophase.testing.crash.cell import Kill
 from twophase.testing.crash.program import QueryDescription
+from twophase.testing.crash.reader import checkpoint_at
 
 TIMEOUT_S = 240.0
 
@@ -47,7 +48,8 @@ def stand_at(driver: Child, told: QueryDescription, failpoints: Path, kill: Kill
 def require_own(hit: Hit, told: QueryDescription, kill: Kill) -> None:
     """A fault that has struck another query than this one proves nothing."""
     assert hit.hit == kill.hit, f"{kill} fired when it was hit for the {hit.hit}. time"
-    metadata = told.checkpoint / "metadata"
-    assert metadata.exists(), f"{kill} fired before the query had a checkpoint: in another one"
-    query = json.loads(metadata.read_text(encoding="utf-8"))["id"]
+    try:
+        query = checkpoint_at(told.checkpoint).query_id()
+    except CheckpointMismatch:
+        raise AssertionError(f"{kill} fired before the query had a checkpoint: in another one") from None
     assert hit.owner is None or hit.owner.split("/")[0] == query, f"{kill} fired in {hit.owner}, and not in {query}"
