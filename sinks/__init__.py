@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from twophase.sinks.heap_state import HeapStateSink
     from twophase.sinks.kafka.sink import KafkaSink
     from twophase.sinks.postgres.sink import PostgresSink
-    from twophase.sinks.rocksdb.sink import RocksDBSink
     from twophase.sinks.pravega.sink import PravegaSink
+    from twophase.sinks.rocksdb.sink import RocksDBSink
 
 _MODULE_OF = {
     "FilesSink": "twophase.sinks.files.sink",

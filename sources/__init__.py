@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from twophase.sources.files import FilesSource
     from twophase.sources.kafka import KafkaSource
     from twophase.sources.postgres import PostgresLog, PostgresVersions
-    from twophase.sources.socket import SocketSource
     from twophase.sources.pravega import PravegaSource
+    from twophase.sources.socket import SocketSource
 
 _MODULE_OF = {
     "FilesSource": "twophase.sources.files",

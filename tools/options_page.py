@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twophase.clients.rocksdb.read_options import RocksDBReadOptions
 from twophase.clients.hdfs.settings import HdfsSettings
+from twophase.clients.rocksdb.read_options import RocksDBReadOptions
 from twophase.connectors.query_options import QueryOptions
 from twophase.options import describe
 from twophase.sinks.files.sink import FilesOptions
 from twophase.sinks.kafka.sink import KafkaOptions
 from twophase.sinks.postgres.sink import PostgresOptions
+from twophase.sinks.pravega.sink import PravegaOptions
 from twophase.sinks.rocksdb.sink import RocksDBOptions
 from twophase.sources.files.options import FilesSourceOptions
 from twophase.sources.kafka.options import KafkaSourceOptions
 from twophase.sources.postgres.options import PostgresSourceOptions
-from twophase.sources.socket.options import SocketSourceOptions
-from twophase.sinks.pravega.sink import PravegaOptions
 from twophase.sources.pravega.options import PravegaSourceOptions
+from twophase.sources.socket.options import SocketSourceOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 

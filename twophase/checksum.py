@@ -24,6 +24,7 @@ list needs about 50 bytes for each of its elements.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -34,10 +35,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
+native: Any
+"""The loops in C."""
 try:
-    from twophase import _row_hashes as native
+    native = importlib.import_module("twophase._row_hashes")
 except ImportError:  # there was no compiler where twophase was installed
-    native = None  # type: ignore[assignment]
+    native = None
 
 Words = npt.NDArray[np.uint64]  # hashes have the shape (lanes, values)
 Indexes = npt.NDArray[np.int64]

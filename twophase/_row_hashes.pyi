@@ -1,6 +1,0 @@
-from typing_extensions import Buffer
-
-def hash_bytes(
-    data: Buffer, offsets: Buffer, lows: Buffer, highs: Buffer, length: Buffer, tag: Buffer, out: Buffer, /
-) -> None: ...
-def mix_into(state: Buffer, hashes: Buffer, /) -> None: ...
