@@ -144,12 +144,14 @@ class Sender:
             found = GREETING.fullmatch(greeting)
             if found is None:
                 return
-            journal, stream, asked = found[1].decode(), found[2], found[3]
-            refusal = spool.refusal(journal, stream and stream.decode(), asked and int(asked))
+            journal = found[1].decode()
+            stream = None if found[2] is None else found[2].decode()
+            asked = None if found[3] is None else int(found[3])
+            refusal = spool.refusal(journal, stream, asked)
             if refusal is not None:
                 connection.sendall(f"twophase-socket 1 refuse={refusal}\n".encode())
                 return
-            at = spool.first if asked is None else int(asked)
+            at = spool.first if asked is None else asked
             connection.sendall(f"twophase-socket 1 stream={spool.stream} first={at}\n".encode())
             self._send(connection, spool, at, bytearray(rest), number)
 

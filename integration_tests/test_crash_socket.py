@@ -25,12 +25,8 @@ STARTS_WITHIN_S = 240.0
 def numbers_in(table: Path) -> list[int]:
     """What a reader sees now, epoch by epoch, in the order of the slots."""
     epochs = sorted(table.glob("epoch=*"), key=lambda path: int(path.name.partition("=")[2]))
-    return [
-        number
-        for epoch in epochs
-        for file in sorted(epoch.glob("part-*.parquet"))
-        for number in pq.read_table(file, columns=["number"])["number"].to_pylist()
-    ]
+    files = [file for epoch in epochs for file in sorted(epoch.glob("part-*.parquet"))]
+    return [int(number) for file in files for number in pq.read_table(file, columns=["number"])["number"].to_numpy()]
 
 
 def rows_in(table: Path) -> int:
@@ -70,6 +66,7 @@ def test_every_line_is_there_once_whatever_is_killed(tmp_path: Path) -> None:
     table = tmp_path / "table"
     with ExitStack() as stack:
         sender = stack.enter_context(until_killed(_sender(tmp_path, port)))
+        driver = None
         for round_, victims in enumerate((["driver"], ["sender", "driver"], ["receiver"], ["sender"])):
             seen = rows_in(table)
             driver = run("integration_tests.socket_program", tmp_path / f"driver-{round_}.txt", tmp_path, port)
@@ -85,6 +82,7 @@ def test_every_line_is_there_once_whatever_is_killed(tmp_path: Path) -> None:
                 _wait_for_end(driver)
             if "driver" in victims:
                 driver.kill()
+        assert driver is not None
         (tmp_path / "enough").touch()
         driver.wait_for(lambda: not sender.is_running, "every line is acknowledged", timeout_s=STARTS_WITHIN_S)
         with closing(Spool(str(tmp_path / "spool.db"))) as spool:

@@ -16,15 +16,7 @@ LINES_AT_ONCE = 20
 
 
 def main(path: str, port: int, enough: str) -> None:
-    spool = Spool(path)
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            sender = Sender(path, port)
-            break
-        except OSError:  # connections of the one before it are still there
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    spool, sender = Spool(path), _listening(path, port)
     while not (spool.following >= int(enough) if enough.isdigit() else os.path.exists(enough)):
         following = spool.following
         end = min(int(enough), following + LINES_AT_ONCE) if enough.isdigit() else following + LINES_AT_ONCE // 4
@@ -33,6 +25,16 @@ def main(path: str, port: int, enough: str) -> None:
     while spool.first < spool.following:
         time.sleep(PAUSE_S)
     sender.close()
+
+
+def _listening(path: str, port: int) -> Sender:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return Sender(path, port)
+        except OSError:  # connections of the one before it are still there
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 _LINE_FEED, _CARRIAGE_RETURN = 10, 13
-VALUE, TIMESTAMP = pa.field("value", pa.string()), pa.field("timestamp", pa.timestamp("us", "UTC"))
+VALUE: pa.Field[Any] = pa.field("value", pa.string())
+TIMESTAMP: pa.Field[Any] = pa.field("timestamp", pa.timestamp("us", "UTC"))
 
 
 def schema_of(*, include_timestamp: bool) -> pa.Schema:
