@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks.files import write_input
 from benchmarks.postgres_queries import JDBC, MVCC, OURS, REWRITTEN, SINKS, WAL, XA
 from benchmarks.postgres_tables import COLUMNS, Mode, Tables, tables_at
+from benchmarks.processor_time import spent_s
 from benchmarks.report import curves, median, plot, ratios, table, write_json
 from benchmarks.rounds import FILES_PER_EPOCH, Size, interleaved
 from benchmarks.run import Run
@@ -120,7 +121,7 @@ class Bench:
             )
             before = self.tables.server_processor_s()
             measured = self.spark.run(told)
-            of_server = self.tables.server_processor_s() - before
+            of_server = spent_s(before, self.tables.server_processor_s())
             found = self.tables.found(made)
         expected = (size.rows, size.rows * (size.rows - 1) // 2)
         if (found, len(measured.epoch_ms)) != (expected, size.epochs):

@@ -75,7 +75,7 @@ class Tables:
         ((rows, total),) = self._ask(f"SELECT count(*), coalesce(sum(id), 0)::bigint FROM {table.name}")
         return rows, total
 
-    def server_processor_s(self) -> float:
+    def server_processor_s(self) -> dict[int, float]:
         ((folder,),) = self._ask("SHOW data_directory")
         server = int(Path(folder, "postmaster.pid").read_text().split()[0])
         return processor_s([server, *pids_below(server)])

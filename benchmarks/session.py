@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.processor_time import processor_s
+from benchmarks.processor_time import processor_s, spent_s
 from benchmarks.run import Run
 from twophase.testing.child import kill_session, pids_of_session
 
@@ -64,7 +64,7 @@ class Session:
         return Measured(
             rows=said["rows"],
             seconds=said["seconds"],
-            cpu_s=processor_s(pids_of_session(self._process.pid)) - before,
+            cpu_s=spent_s(before, processor_s(pids_of_session(self._process.pid))),
             epoch_ms=tuple(said["epoch_ms"]),
             python_bytes=self._python_bytes(),
             seen=said["seen"],
