@@ -11,8 +11,8 @@ import pytest
 
 pytest_plugins = ["twophase.testing.servers.plugin"]
 
-_SHARED = re.compile(r"\b(kafka_server|postgres_server|spark):")
-"""Fixtures of a whole run, as tests ask for them."""
+_SHARED = re.compile(r"\b(hdfs_server|kafka_server|pravega_server|spark):")
+"""Fixtures of a whole run, as tests ask for them, that take long to start."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -25,7 +25,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _shared_by(nodeid.partition("::")[0]) or nodeid
+            file = nodeid.partition("::")[0]
+            return _shared_by(file) or (nodeid.rpartition("::")[0] if _starts_postgres(file) else nodeid)
 
     return Together(config, log)
 
@@ -35,3 +36,9 @@ def _shared_by(file: str) -> str:
     """What a file shares with others; a server, if it is that and the session. The largest groups begin first."""
     path = Path(__file__).parent / file
     return min(_SHARED.findall(path.read_text("utf-8")), default="") if "integration_tests" in path.parts else ""
+
+
+@functools.cache
+def _starts_postgres(file: str) -> bool:
+    """Such a server is there in a second, so every process may have one: only what stands together runs together."""
+    return "postgres_server:" in (Path(__file__).parent / file).read_text("utf-8")
