@@ -70,6 +70,7 @@ def drive(address: str, stream: Stream, root: Path, epochs: int) -> None:
         query.commit()
         query.log_commit()
         number += 1
+    query.recover()  # what the last epoch's losers have begun
 
 
 def run_task(query: QuerySteps, slot: int, values: list[int]) -> Vote:
