@@ -111,7 +111,7 @@ def test_a_table_of_versions_is_followed_and_read_as_it_was(spark: SparkSession,
     told = {"dsn": reference, "table": "sales.orders", "mode": "mvcc", "createTable": "true"}
     writer = orders(spark, place, files_per_epoch=1).writeStream.format("twophase-postgres").options(**told)
     run(writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True).start())
-    [code] = code_of("Versions: the mode mvcc")
+    code, _ = code_of("Versions: the mode mvcc")  # the other is about upserts, and tested in test_postgres_upsert.py
     follow, read = (ast.unparse(statement) for statement in ast.parse(code.replace("41", "0")).body)
     followed: DataFrame = run_code(follow, place, reference, spark=spark)
     assert followed.isStreaming
