@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test test-kit test-servers check lint types borders format docs model crash-matrix kafka-copy pravega-soak bench demo clean venv java
+.PHONY: help test test-kit test-servers test-thorough check lint types borders format docs model crash-matrix kafka-copy pravega-soak bench demo clean venv java
 
 ARGS ?=
 TARGET ?=
@@ -33,8 +33,11 @@ test: venv ## run the tests that need nothing but Java; a quarter of an hour or 
 test-kit: venv ## run the tests of what tests: suites on sinks with mistakes, the model's reductions; five minutes
 	$(PYTEST) -n 3 -m kit $(ARGS)
 
-test-servers: venv ## run the tests on Kafka, PostgreSQL, HDFS and Pravega, which they fetch and start; twenty minutes
-	$(PYTEST) -n 3 -m servers $(ARGS)
+test-servers: venv ## run the tests on Kafka, PostgreSQL, HDFS and Pravega, which they fetch and start, RocksDB and sockets; forty minutes
+	$(PYTEST) -n 4 -m "servers and not thorough" $(ARGS)
+
+test-thorough: venv ## run the suites that differ little from those of test-servers: the other client of HDFS, another PostgreSQL
+	$(PYTEST) -n 4 -m thorough $(ARGS)
 
 check: lint types borders ## run every check that is not a test of behaviour
 

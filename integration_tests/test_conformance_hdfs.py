@@ -18,6 +18,7 @@ class TestNative(SinkSuite):
         return HdfsUnderTest(hdfs_server.endpoint, "native")
 
 
+@pytest.mark.thorough
 class TestWeb(SinkSuite):
     @pytest.fixture
     def target(self, hdfs_server: Server[HdfsEndpoint]) -> HdfsUnderTest:

@@ -32,6 +32,7 @@ class TestPostgresSink(SinkSuite):
         return TableUnderTest(postgres_server.endpoint)
 
 
+@pytest.mark.thorough
 class TestPostgresOfTheSystem(SinkSuite):
     """Another version of the server, mostly: the one of the system's packages."""
 

@@ -18,6 +18,8 @@ from examples.socket_sender import Spool
 from twophase.testing.child import Child, pids_below
 from twophase.testing.servers.ports import free_ports
 
+pytestmark = pytest.mark.servers
+
 ROOT = Path(__file__).resolve().parent.parent
 STARTS_WITHIN_S = 240.0
 

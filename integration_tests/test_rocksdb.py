@@ -22,6 +22,8 @@ from twophase.sinks import RocksDBSink
 from twophase.state.xx_hash import xx_hash
 from twophase.testing.crash.orders import compare
 
+pytestmark = pytest.mark.servers
+
 KEYS = {
     "flag": "id % 3 = 0",
     "tiny": "cast(id % 100 AS byte)",

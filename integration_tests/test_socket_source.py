@@ -15,6 +15,8 @@ from tests.line_sender import PlainSender, SpoolingSender, wait_for
 from twophase.local_storage import LocalStorage
 from twophase.sources.socket.journal import Journal
 
+pytestmark = pytest.mark.servers
+
 WITHIN_S = 120.0
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.state_under_test import StateUnderTest
 from twophase.testing.sink_suite import SinkSuite
 
+pytestmark = pytest.mark.servers
+
 
 class TestRocksDB(SinkSuite):
     @pytest.fixture

@@ -81,12 +81,11 @@ def wait_for_lines(source: SocketSource, count: int) -> None:
 
 def failure(source: SocketSource) -> TwophaseError:
     """What stops the query, from now on until somebody starts it again."""
-    start = source.earliest()
     found: list[TwophaseError] = []
 
     def failed() -> bool:
         try:
-            source.latest(start)
+            source.latest(source.earliest())
         except TwophaseError as error:
             found.append(error)
         return bool(found)
