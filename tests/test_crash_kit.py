@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from twophase.failpoints import POINTS, VARIABLE, Hit
+from twophase.failpoints import POINTS, VARIABLE, Hit, of_others
 from twophase.query import AnySink
 from twophase.testing.class_archive import without_failpoints
 from twophase.testing.crash import chain, company
@@ -110,7 +110,7 @@ def test_a_step_that_does_not_exist_is_refused() -> None:
 
 
 def test_a_new_target_gets_a_cell_for_every_step_of_the_protocol_and_of_its_own() -> None:
-    of_other_sinks = {point for point in POINTS if point.startswith(("files.", "postgres."))} - set(Shelf.points)
+    of_other_sinks = of_others() - set(Shelf.points)
 
     assert {cell.kills[-1].point for cell in cells(Shelf)} == set(POINTS) - of_other_sinks
 

@@ -99,6 +99,15 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Every failpoint of twophase, and what is true when it is hit. A test keeps this and the calls of `hit` the same."""
 
+TARGETS: Final = frozenset({"files", "postgres", "pravega", "rocksdb"})
+"""The first words of failpoints that the sinks of one target have."""
+
+
+def of_others(*targets: str) -> frozenset[str]:
+    """The failpoints that only sinks of other targets than these have."""
+    return frozenset(point for point in POINTS if point.partition(".")[0] in TARGETS.difference(targets))
+
+
 _OURS: Final = frozenset(point.partition(".")[0] for point in POINTS)
 
 Action = Literal["kill", "raise", "pause"]
