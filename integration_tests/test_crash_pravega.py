@@ -14,7 +14,7 @@ from twophase.testing.crash.run import run_cells
 pytestmark = pytest.mark.servers
 
 
-@pytest.mark.thorough  # it failed when it was run first, and why is not known yet
+@pytest.mark.thorough  # a look at the stream while the controller merges its segments sees part of an epoch
 @pytest.mark.timeout(900)
 def test_every_event_is_there_once_when_the_driver_or_an_executor_dies() -> None:
     wanted = [

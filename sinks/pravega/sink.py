@@ -12,7 +12,8 @@
 The mechanism: segments of one transaction can be merged into those of another, which costs the same for any length. So one
 transaction decides an epoch. Its state is the truth about what is visible, and the journal says which transaction it is.
 
-The guarantee: every reader sees every event of an epoch once, and the events of all tasks in one step. Events of one task with the
+The guarantee: every reader sees every event of an epoch once, and those of all tasks or of none; while the controller
+merges the segments of the transaction, for some milliseconds, only those of some segments. Events of one task with the
 same routing key keep their order. Several queries, and anybody else, may write to the stream side by side.
 
 What it can't do: keep a share for longer than its lease when nobody pings it. A query that is down for longer between its decision
