@@ -43,6 +43,10 @@ def is_rename(request: bytes) -> bool:
     return b"rename2" in request or b"op=RENAME" in request
 
 
+def is_listing(request: bytes) -> bool:
+    return b"getListing" in request or b"op=LISTSTATUS" in request
+
+
 @contextmanager
 def through_proxy(endpoint: HdfsEndpoint, client: str) -> Iterator[tuple[TcpProxy, str]]:
     """The NameNode behind a proxy; DataNodes are reached as ever."""
@@ -187,6 +191,22 @@ def test_a_name_node_that_takes_connections_and_says_nothing_is_given_up(scheme:
             storage.rename(f"{url}/a", f"{url}/b")
 
         assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_may_be_asked_twice_is_asked_for_as_long_as_there_is_patience(
+    hdfs_server: Server[HdfsEndpoint], client: str
+) -> None:
+    direct, folder = new_folder(hdfs_server.endpoint)
+    direct.make_folder(f"{folder}/staged")
+    with through_proxy(hdfs_server.endpoint, client) as (proxy, url):
+        storage = storage_of(f"{url}/", hdfs={"timeoutMs": "700", "patienceMs": "60000"})
+        silences = [proxy.arm(Fault.DROP_REPLY_AND_HANG, matching=is_listing, occurrence=n) for n in range(1, 6)]
+
+        assert [entry.name for entry in storage.list(folder)] == ["staged"]
+
+        for silence in silences:
+            proxy.wait_until_fired(silence)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

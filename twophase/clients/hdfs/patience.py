@@ -1,10 +1,11 @@
-"""Bounded calls: none lasts longer than it may, and one that nobody took is made again for as long as there is patience."""
+"""Bounded calls: none lasts longer than it may; one that nobody took, or whose reply was lost and that may be made twice, is made
+again for as long as there is patience."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from twophase.clients.hdfs.answers import NotTaken
@@ -13,6 +14,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_LOOKS = 3
 
 
 class Overdue(Exception):
@@ -57,3 +59,15 @@ def patiently(call: Callable[[], T], patience_s: float) -> T:
                 raise
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def looks(patience_s: float) -> Iterator[float]:
+    """For a request that may be made again when its reply was lost: the patience left for each time, three times at least.
+
+    A NameNode that starts takes connections long before it answers. By its silence it can't be told from one that is gone.
+    """
+    deadline = time.monotonic() + patience_s
+    made = 0
+    while made < _LOOKS or time.monotonic() < deadline:
+        yield max(0.0, deadline - time.monotonic())
+        made += 1

@@ -30,8 +30,8 @@ class HdfsSettings:
         minimum=1_000,
     )
     patience_ms: int = option(
-        doc="How long to go on trying while no NameNode takes the request: it can't be reached, starts, is a standby, or is in "
-        "safe mode.",
+        doc="How long to go on trying while no NameNode takes the request (it can't be reached, starts, is a standby, or is in "
+        "safe mode), or answers one that may be made twice.",
         default=60_000,
         minimum=0,
     )

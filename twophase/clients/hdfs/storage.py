@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, ClassVar, TypeVar
 
 from twophase.clients.hdfs.name_node import FileStatus, NameNode
-from twophase.clients.hdfs.patience import patiently
+from twophase.clients.hdfs.patience import looks, patiently
 from twophase.clients.hdfs.ranges import opened
 from twophase.clients.hdfs.settings import HdfsSettings
 from twophase.secret import Secret
@@ -45,7 +45,6 @@ T = TypeVar("T")
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{16}")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?", re.DOTALL)
-_LOOKS = 3
 _SPELLED_BYTES = 64 << 10
 _SPELLED_NAMES = 64
 """About eight kilobytes, compressed. Above that a file is not much slower, and kinder to the NameNode."""
@@ -186,10 +185,19 @@ class HdfsStorage(ABC):
         """The answer to a request; made again while nobody takes it, and with `again` if its reply was lost: for requests that
         may be carried out twice."""
         node = self._node()
-        for _ in range(_LOOKS - 1 if again else 0):
-            with suppress(TimeoutError):
-                return patiently(lambda: request(node), self.settings.patience_ms / 1000)
-        return patiently(lambda: request(node), self.settings.patience_ms / 1000)
+        if not again:
+            return patiently(lambda: request(node), self._patience_s)
+        silence = TimeoutError(errno.ETIMEDOUT, "not asked")
+        for left_s in looks(self._patience_s):
+            try:
+                return patiently(lambda: request(node), left_s)
+            except TimeoutError as error:
+                silence = error
+        raise silence
+
+    @property
+    def _patience_s(self) -> float:
+        return self.settings.patience_ms / 1000
 
     def _drop(self, temporary: str) -> None:
         """What can't be deleted is left to the sweep: no reason to call a published record failed, or to hide why it did."""
@@ -244,9 +252,9 @@ class HdfsStorage(ABC):
     def _renamed(self, source: str, target: str) -> TimeoutError | None:
         """Rename; or what says that nobody knows whether this call did it."""
         silence: TimeoutError | None = None
-        for _ in range(_LOOKS):
+        for left_s in looks(self._patience_s):
             try:
-                self._ask(lambda node: node.rename(source, target))
+                patiently(lambda: self._node().rename(source, target), left_s)
                 return None
             except TimeoutError as error:
                 silence = error
