@@ -20,7 +20,7 @@ static inline uint64_t mixed(uint64_t word)
 }
 
 typedef struct {
-    const uint64_t *lows, *highs; /* LANES × PLACES, the constants of a block's places */
+    const uint64_t *restrict lows, *restrict highs; /* LANES × PLACES, the constants of a block's places */
     const uint64_t *length, *tag; /* LANES */
     uint64_t zeros[LANES][PLACES + 1]; /* what all places from n on add if their words are 0 */
 } Constants;
@@ -31,20 +31,62 @@ static inline uint64_t product(const Constants *constants, int lane, int place, 
     return low * ((word >> 32) + constants->highs[lane * PLACES + place]);
 }
 
+static inline uint64_t word_at(const uint8_t *bytes)
+{
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+    return word;
+}
+
+/* Fewer than 8 bytes, and zeros after them: what a copy to a cleared word gives, without a call. */
+static inline uint64_t part_at(const uint8_t *bytes, int size)
+{
+    uint64_t word = 0;
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    if (size >= 4) {
+        uint32_t first, last;
+        memcpy(&first, bytes, sizeof first);
+        memcpy(&last, bytes + size - 4, sizeof last); /* it may overlap the first: the same bytes in the same places */
+        word = first | (uint64_t)last << (8 * (size - 4));
+    } else if (size > 0) {
+        word = bytes[0] | (uint64_t)bytes[size / 2] << (8 * (size / 2)) | (uint64_t)bytes[size - 1] << (8 * (size - 1));
+    }
+#else
+    memcpy(&word, bytes, (size_t)size);
+#endif
+    return word;
+}
+
+static inline void add_whole_block(const Constants *constants, const uint8_t *bytes, uint64_t end, uint64_t *hash)
+{
+    uint64_t sums[LANES] = {0};
+    for (int place = 0; place < PLACES; place++) {
+        uint64_t word = word_at(bytes + 8 * place);
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] += product(constants, lane, place, word);
+    }
+    for (int lane = 0; lane < LANES; lane++)
+        hash[lane] += mixed(sums[lane] + end * constants->length[lane] + constants->tag[lane]);
+}
+
 static inline void add_block(const Constants *constants, const uint8_t *bytes, int size, uint64_t end, uint64_t *hash)
 {
-    uint64_t words[PLACES];
-    int places = (size + 7) / 8;
-    if (places > 0) {
-        words[places - 1] = 0;
-        memcpy(words, bytes, (size_t)size);
+    uint64_t sums[LANES];
+    int whole = size / 8, places = (size + 7) / 8;
+    for (int lane = 0; lane < LANES; lane++)
+        sums[lane] = constants->zeros[lane][places];
+    for (int place = 0; place < whole; place++) {
+        uint64_t word = word_at(bytes + 8 * place);
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] += product(constants, lane, place, word);
     }
-    for (int lane = 0; lane < LANES; lane++) {
-        uint64_t sum = constants->zeros[lane][places];
-        for (int place = 0; place < places; place++)
-            sum += product(constants, lane, place, words[place]);
-        hash[lane] += mixed(sum + end * constants->length[lane] + constants->tag[lane]);
+    if (places > whole) {
+        uint64_t word = part_at(bytes + 8 * whole, size - 8 * whole);
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] += product(constants, lane, whole, word);
     }
+    for (int lane = 0; lane < LANES; lane++)
+        hash[lane] += mixed(sums[lane] + end * constants->length[lane] + constants->tag[lane]);
 }
 
 /* 0, or 1 + the number of the value that does not lie within the data. */
@@ -56,11 +98,12 @@ static Py_ssize_t hash_values(
         if (begin < 0 || end < begin || end > bytes)
             return value + 1;
         uint64_t hash[LANES] = {0};
-        do { /* an empty value has one block, which is empty */
-            int size = end - begin < BLOCK_BYTES ? (int)(end - begin) : BLOCK_BYTES;
-            begin += size;
-            add_block(constants, data + begin - size, size, (uint64_t)(begin - offsets[value]), hash);
-        } while (begin < end);
+        const uint8_t *bytes = data + begin;
+        int64_t size = end - begin, at = 0;
+        for (; size - at >= BLOCK_BYTES; at += BLOCK_BYTES)
+            add_whole_block(constants, bytes + at, (uint64_t)(at + BLOCK_BYTES), hash);
+        if (at < size || size == 0) /* an empty value has one block, which is empty */
+            add_block(constants, bytes + at, (int)(size - at), (uint64_t)size, hash);
         for (int lane = 0; lane < LANES; lane++)
             out[lane * values + value] = hash[lane];
     }

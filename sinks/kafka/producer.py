@@ -42,11 +42,6 @@ _ALWAYS: Mapping[str, str] = {
     "acks": "all",
 }
 
-_UNLESS_TOLD: Mapping[str, str] = {
-    # Half of it is what the library waits for before it connects to another broker. It doubles with every failure.
-    "reconnect.backoff.ms": "20",
-}
-
 
 @dataclass(frozen=True)
 class ProducerIdentity:
@@ -69,9 +64,7 @@ class Producer:
         self._on_delivery = librdkafka.DELIVERY_CALLBACK(self._reports.delivery)
         self._troubles = Troubles()
         self._needs = {TRANSACTIONAL_ID: f"Write on the transactional id {settings.get('transactional.id')!r}"}
-        self._producer = new_instance(
-            librdkafka.PRODUCER, {**_UNLESS_TOLD, **settings, **_ALWAYS}, self._troubles, self._configure
-        )
+        self._producer = new_instance(librdkafka.PRODUCER, {**settings, **_ALWAYS}, self._troubles, self._configure)
         self._stop = threading.Event()
         self._server = threading.Thread(target=_serve, args=(self._producer, self._stop), daemon=True)
         self._server.start()

@@ -25,11 +25,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from twophase.clients.kafka import settings
 from twophase.clients.kafka.connections import control_of
-from twophase.clients.kafka.control import ControlClient, End, Listed, Pauses
+from twophase.clients.kafka.control import ControlClient, End, Ending, Listed, Pauses
 from twophase.errors import NotCommitted, OptionError, OutcomeUnknown
 from twophase.identity import Generation, Owner
 from twophase.options import PassThrough, key_of, option, parse
@@ -215,7 +214,7 @@ class KafkaSink(Sink[KafkaHandle]):
             task,
             timeout_ms=self._options.transaction_timeout_ms,
             patience_s=self._patience_s,
-            end=partial(self._end, commit=False),
+            abort=self._abort,
         )
 
     # ---- after the tasks ----
@@ -241,9 +240,9 @@ class KafkaSink(Sink[KafkaHandle]):
         if not open_shares:
             return Outcome.ALREADY_COMMITTED
         require_no_other(order, markers)
-        refused = [share for share in open_shares if self._end(share.handle, commit=True) is End.REFUSED]
-        for loser in losers:
-            self._control().end(*loser, self._cluster().end_version, commit=False)
+        ends = self._control().end([share.handle.ending for share in open_shares], commit=True)
+        refused = [share for share, end in zip(open_shares, ends, strict=True) if end is End.REFUSED]
+        self._control().end(losers, commit=False)
         if refused:
             self._require_shown(order, refused)
         self._wait_until_shown(order)
@@ -251,11 +250,10 @@ class KafkaSink(Sink[KafkaHandle]):
 
     def abort(self, owner: Owner, leftovers: Sequence[Leftover[KafkaHandle]]) -> None:
         prefix, version = self._options.transactional_id_prefix, self._cluster().end_version
-        for leftover in leftovers:
-            named = parse_mark(leftover.mark)
-            # Another owner's may have the same attempt, and is not this one's to end.
-            if named is not None and TransactionalId.parse(named[0], prefix, owner) is not None:
-                self._control().end(*named, version, commit=False)
+        named = [found for leftover in leftovers if (found := parse_mark(leftover.mark, version)) is not None]
+        # Another owner's may have the same attempt, and is not this one's to end.
+        own = [each for each in named if TransactionalId.parse(each.transactional_id, prefix, owner) is not None]
+        self._control().end(own, commit=False)
 
     def status(self, owner: Owner, *, settled: bool) -> Status:
         if not settled:
@@ -286,12 +284,14 @@ class KafkaSink(Sink[KafkaHandle]):
         return None
 
     def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[KafkaHandle]]:
+        version = self._cluster().end_version
         for listed in self._open(owner):
             name = TransactionalId.parse(listed.transactional_id, self._options.transactional_id_prefix, owner)
             if name is not None:
+                ending = Ending(listed.transactional_id, listed.producer_id, listed.producer_epoch, version)
                 yield Leftover(
                     generation=name.generation_seen_from(seen_from),
-                    mark=mark_of(listed.transactional_id, listed.producer_id, listed.producer_epoch),
+                    mark=mark_of(ending),
                     what=f"the transaction {listed.transactional_id} of slot {name.slot}",
                     owner=owner,
                 )
@@ -302,14 +302,12 @@ class KafkaSink(Sink[KafkaHandle]):
         return known and any(self._may_be_forgotten(share) for share in order.shares)
 
     def mark(self, share: Share[KafkaHandle]) -> str:
-        return share.handle.mark
+        return mark_of(share.handle.ending)
 
     # ---- inside ----
 
-    def _end(self, handle: KafkaHandle, *, commit: bool) -> End:
-        return self._control().end(
-            handle.transactional_id, handle.producer_id, handle.producer_epoch, handle.end_version, commit=commit
-        )
+    def _abort(self, handle: KafkaHandle) -> None:
+        self._control().end([handle.ending], commit=False)
 
     def _require_shown(self, order: CommitOrder[KafkaHandle], refused: Sequence[Share[KafkaHandle]]) -> None:
         """The broker would not end these: either it did before, or it never will. The markers tell, as soon as whatever their ids
@@ -369,7 +367,7 @@ class KafkaSink(Sink[KafkaHandle]):
     def _hidden(self, order: CommitOrder[KafkaHandle]) -> list[Share[KafkaHandle]]:
         return hidden(order, self._markers(order.owner, stable=False))
 
-    def _losers(self, order: CommitOrder[KafkaHandle]) -> list[tuple[str, int, int]]:
+    def _losers(self, order: CommitOrder[KafkaHandle]) -> list[Ending]:
         """What other attempts of the order's generations have open: readers wait for it, and no decision can name it any more.
 
         Ids are used again after some generations. If the order turns out to be open *after* these were listed, no later epoch had
@@ -377,7 +375,7 @@ class KafkaSink(Sink[KafkaHandle]):
         end such a task's transaction; with transaction.version 0 the task would not even notice, and vote for the rest.)
         """
         prefix = self._options.transactional_id_prefix
-        named = {share.handle.mark for share in order.shares}
+        named = {mark_of(share.handle.ending) for share in order.shares}
         generations = {
             (
                 share.attempt.generation.ledger,
@@ -385,16 +383,12 @@ class KafkaSink(Sink[KafkaHandle]):
             )
             for share in order.shares
         }
-        found = []
+        version, found = self._cluster().end_version, []
         for listed in self._open(order.owner):
             name = TransactionalId.parse(listed.transactional_id, prefix, order.owner)
-            transaction = (listed.transactional_id, listed.producer_id, listed.producer_epoch)
-            if (
-                name is not None
-                and (name.ledger, name.generation) in generations
-                and mark_of(*transaction) not in named
-            ):
-                found.append(transaction)
+            ending = Ending(listed.transactional_id, listed.producer_id, listed.producer_epoch, version)
+            if name is not None and (name.ledger, name.generation) in generations and mark_of(ending) not in named:
+                found.append(ending)
         return found
 
     def _open(self, owner: Owner) -> list[Listed]:

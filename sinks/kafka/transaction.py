@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from twophase.clients.kafka.control import Ending
 from twophase.errors import Fenced, ProtocolViolation
 from twophase.handle import Handle
 from twophase.sink import Plan, Task, Transaction
@@ -36,19 +37,19 @@ class KafkaHandle(Handle):
     """Where its records are."""
 
     @property
-    def mark(self) -> str:
-        return mark_of(self.transactional_id, self.producer_id, self.producer_epoch)
+    def ending(self) -> Ending:
+        return Ending(self.transactional_id, self.producer_id, self.producer_epoch, self.end_version)
 
 
-def mark_of(transactional_id: str, producer_id: int, producer_epoch: int) -> str:
-    """What identifies a transaction among leftovers, and is enough to end it."""
-    return f"{transactional_id}#{producer_id}#{producer_epoch}"
+def mark_of(ending: Ending) -> str:
+    """What identifies a transaction among leftovers, and with the version of the request is enough to end it."""
+    return f"{ending.transactional_id}#{ending.producer_id}#{ending.producer_epoch}"
 
 
-def parse_mark(mark: str) -> tuple[str, int, int] | None:
-    """Transactional id, producer id and producer epoch; None if it is nobody's mark."""
+def parse_mark(mark: str, version: int) -> Ending | None:
+    """What ends the transaction by a request of this version; None if it is nobody's mark."""
     found = _MARK.fullmatch(mark)
-    return None if found is None else (found["id"], int(found["producer"]), int(found["epoch"]))
+    return None if found is None else Ending(found["id"], int(found["producer"]), int(found["epoch"]), version)
 
 
 class KafkaTransaction(Transaction[KafkaHandle]):
@@ -62,10 +63,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         *,
         timeout_ms: int,
         patience_s: float,
-        end: Callable[[KafkaHandle], object],
+        abort: Callable[[KafkaHandle], object],
     ):
-        """`end` aborts a transaction whose producer is gone."""
-        self._end = end
+        """`abort` ends a transaction whose producer is gone."""
+        self._abort_voted = abort
         self._voted: KafkaHandle | None = None
         self._place = place
         self._topic = topic
@@ -120,7 +121,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
 
     def abort(self) -> None:
         if self._voted is not None:
-            self._end(self._voted)
+            self._abort_voted(self._voted)
         if self._producer is None:
             return
         try:

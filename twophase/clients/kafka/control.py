@@ -13,7 +13,7 @@ import enum
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -63,6 +63,17 @@ class Listed:
     state: str
     started_ms: int
     timeout_ms: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What ends a transaction: whoever knows this can."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    version: int
+    """Of the request."""
 
 
 @dataclass(frozen=True)
@@ -133,39 +144,57 @@ class ControlClient:
 
     # ---- transactions ----
 
-    def end(self, transactional_id: str, producer_id: int, producer_epoch: int, version: int, *, commit: bool) -> End:
-        """Commit or abort a transaction in the name of its producer."""
+    def end(self, endings: Sequence[Ending], *, commit: bool) -> list[End]:
+        """Commit or abort transactions in the name of their producers. All at once: a query with a hundred tasks has a hundred."""
+        outcomes: dict[Ending, End] = {}
 
-        async def ask() -> Any:
-            node = await self._transaction_coordinator(transactional_id)
-            request = self._protocol.EndTxnRequest(
-                transactional_id=transactional_id,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                committed=commit,
-                min_version=version,
-                max_version=version,
-            )
-            answer = await self._admin._manager.send(request, node_id=node)
-            return answer.error_code
+        async def ask(left: Sequence[Ending]) -> list[Any]:
+            kind = self._metadata.CoordinatorType.TRANSACTION
+            nodes = await self._admin._find_coordinator_ids([each.transactional_id for each in left], key_type=kind)
+            asked = [
+                self._admin._manager.send(self._end_request(each, commit=commit), node_id=nodes[each.transactional_id])
+                for each in left
+            ]
+            return [await answer for answer in asked]
 
-        def judge(code: int) -> End:
-            error = self._errors.for_code(code)
-            if error is self._errors.NoError:
-                return End.DONE
-            refusing = (
-                self._errors.InvalidProducerEpochError,
-                self._errors.ProducerFencedError,
-                self._errors.InvalidTxnStateError,
-                self._errors.InvalidProducerIdMappingError,
-                self._errors.UnknownProducerIdError,
-            )
-            if issubclass(error, refusing):
-                return End.REFUSED
-            raise error()
+        def end_those_left() -> None:
+            left = [each for each in endings if each not in outcomes]
+            not_yet: list[Any] = []
+            for each, answer in zip(left, self._admin._manager.run(ask, left), strict=True):
+                error = self._errors.for_code(answer.error_code)
+                if error is self._errors.NoError:
+                    outcomes[each] = End.DONE
+                elif issubclass(error, self._refusing):
+                    outcomes[each] = End.REFUSED
+                else:
+                    not_yet.append(error())
+            if not_yet:
+                raise not_yet[0]
 
-        return self._patiently(
-            lambda: judge(self._admin._manager.run(ask)), [transactional_id], needs=_transactions([transactional_id])
+        if endings:
+            ids = [each.transactional_id for each in endings]
+            self._patiently(end_those_left, ids, needs=_transactions(ids))
+        return [outcomes[each] for each in endings]
+
+    def _end_request(self, ending: Ending, *, commit: bool) -> Any:
+        return self._protocol.EndTxnRequest(
+            transactional_id=ending.transactional_id,
+            producer_id=ending.producer_id,
+            producer_epoch=ending.producer_epoch,
+            committed=commit,
+            min_version=ending.version,
+            max_version=ending.version,
+        )
+
+    @property
+    def _refusing(self) -> tuple[type[Exception], ...]:
+        """How brokers say that a transaction is not the producer's to end, or not any more."""
+        return (
+            self._errors.InvalidProducerEpochError,
+            self._errors.ProducerFencedError,
+            self._errors.InvalidTxnStateError,
+            self._errors.InvalidProducerIdMappingError,
+            self._errors.UnknownProducerIdError,
         )
 
     def describe(self, transactional_ids: Collection[str]) -> dict[str, Listed]:
@@ -410,11 +439,6 @@ class ControlClient:
 
     async def _send(self, request: Any, node: Any) -> Any:
         return await self._admin._manager.send(request, node_id=node)
-
-    async def _transaction_coordinator(self, transactional_id: str) -> Any:
-        return await self._admin._find_coordinator_id(
-            transactional_id, key_type=self._metadata.CoordinatorType.TRANSACTION
-        )
 
     def _raise(self, code: int) -> None:
         error = self._errors.for_code(code)
