@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,36 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, default=lambda each: asdict(each)) + "\n")
 
 
-def epoch_costs_ms(results: Mapping[str, Sequence[Measured]], name: str, *, over: str) -> list[float]:
-    """What an epoch took longer, of runs side by side: the median epoch without the first one, which starts the workers."""
+@dataclass(frozen=True)
+class Difference:
+    """What an epoch takes longer, and between which bounds that lies in nine of ten cases."""
 
-    def epoch_ms(run: Measured) -> float:
-        return median(run.epoch_ms[1:])
+    ms: float
+    low_ms: float
+    high_ms: float
+    part: float
+    """Of what it is compared with."""
 
-    return [epoch_ms(a) - epoch_ms(b) for a, b in zip(results[name], results[over], strict=True)]
+    def __str__(self) -> str:
+        return f"{self.ms:>6.0f} ms ({self.low_ms:.0f} to {self.high_ms:.0f}), {self.part:.1%}"
+
+
+def epoch_difference(results: Mapping[str, Sequence[Measured]], name: str, *, over: str) -> Difference:
+    """Of runs side by side, the medians of all epochs but the first of each, which starts the workers. The bounds: from rounds that
+    are drawn again and again (bootstrap), because the machine's speed changes from round to round more than anything else."""
+    rounds = list(zip(results[name], results[over], strict=True))
+
+    def of(drawn: Sequence[tuple[Measured, Measured]]) -> float:
+        own, others = zip(*drawn, strict=True)
+        return _median_epoch_ms(own) - _median_epoch_ms(others)
+
+    chance = random.Random(7)
+    drawn = sorted(of(chance.choices(rounds, k=len(rounds))) for _ in range(2_000))
+    return Difference(of(rounds), drawn[100], drawn[-100], of(rounds) / _median_epoch_ms(results[over]))
+
+
+def _median_epoch_ms(runs: Sequence[Measured]) -> float:
+    return median([each for run in runs for each in run.epoch_ms[1:]])
 
 
 def plot(path: Path, panels: Mapping[str, Mapping[str, Sequence[Measured]]]) -> bool:

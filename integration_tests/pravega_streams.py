@@ -170,6 +170,7 @@ class PravegaTarget(CrashTarget):
     title = "pravega"
     format = "twophase-pravega"
     points: ClassVar[Sequence[str]] = POINTS
+    atomic = False  # the controller merges the segments of a transaction one after the other, and a reader sees that
     fences = False  # Pravega knows no generations
     not_covered: ClassVar[Sequence[str]] = (
         "a Pravega that dies: the emulator keeps all in memory, and so does not come back with its data",

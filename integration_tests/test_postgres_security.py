@@ -269,7 +269,9 @@ class SalesPrepared(SalesOrders):
 GRANTS = blocks(section(PAGE, "Rights"), "sql")[0].strip().splitlines()
 FOR_PREPARED = blocks(section(PAGE, "Prepared transactions: the mode xa"), "sql")[0].strip().splitlines()
 FOR_VERSIONS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[0].strip().splitlines()
-FOR_READERS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[1].strip().splitlines()
+FOR_VACUUMS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[1].strip().splitlines()
+FOR_READERS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[2].strip().splitlines()
+FOR_NAMED_READERS = blocks(section(PAGE, "Versions: the mode mvcc"), "sql")[3].strip().splitlines()
 
 
 def an_epoch(steps: SinkSteps) -> None:
@@ -312,7 +314,7 @@ def test_versions_need_exactly_the_documented_rights_too(secured_server: str, ro
     assert (steps.visible(), list(steps.target.residue())) == ([1], [])
 
 
-def test_upserts_with_versions_and_their_vacuum_need_no_other_rights(
+def test_upserts_with_versions_and_their_vacuum_need_one_right_more(
     secured_server: str, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(secured_server, CREATE)
@@ -320,6 +322,11 @@ def test_upserts_with_versions_and_their_vacuum_need_no_other_rights(
         ask(secured_server, grant.replace("orders_query", role))
     steps = SinkSteps(SalesUpserts(secured_server, dsn_of(secured_server, role)))
     an_epoch(steps)
+    assert "superseded versions stay until the next epoch" in caplog.text
+    assert "readers" in caplog.text
+    caplog.clear()
+    for grant in FOR_VACUUMS:
+        ask(secured_server, grant.replace("orders_query", role))
     for number in range(1, 4):
         steps.epoch(number, [1])
     assert (steps.visible(), list(steps.target.residue()), caplog.text) == ([1], [], "")
@@ -344,6 +351,22 @@ def test_a_follower_needs_exactly_the_documented_rights(secured_server: str, rol
             read()
         return
     assert read() == [1]
+
+
+def test_a_follower_with_a_name_needs_one_right_more(secured_server: str, role: str) -> None:
+    writer = SinkSteps(SalesVersions(secured_server, secured_server))
+    writer.epoch(0, [1])
+    for grant in FOR_READERS:
+        ask(secured_server, grant.replace("orders_reader", role).replace("sales.orders", "sales.history"))
+    source = PostgresVersions(dsn_of(secured_server, role), "sales.history", reader="billing", request_timeout_ms=5_000)
+    with pytest.raises(TargetUnavailable, match="lacks a right"):
+        source.latest(source.earliest())
+    for grant in FOR_NAMED_READERS:
+        ask(secured_server, grant.replace("orders_reader", role))
+    end = source.latest(source.earliest())
+    source.acknowledge(end)
+    found = ask(secured_server, "SELECT position FROM twophase.readers WHERE reader = 'billing'")
+    assert found == [(0,)]
 
 
 def test_changes_need_the_documented_attribute_and_nothing_else(secured_server: str, role: str) -> None:

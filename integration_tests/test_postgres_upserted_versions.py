@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from integration_tests.test_postgres_upsert import Change, UpsertedVersions, dec
 from twophase.errors import CheckpointMismatch, DataLost, OptionError, SchemaMismatch, TargetUnavailable
 from twophase.sink import Outcome
 from twophase.sinks.postgres.sink import PostgresSink
+from twophase.source import ReadLimit
 from twophase.sources import PostgresVersions
 from twophase.testing.query_steps import QuerySteps, dies_at
 from twophase.testing.servers.server import Server
@@ -248,7 +250,8 @@ def read(target: UpsertedVersions, start: str, end: str, **options: Any) -> list
 
 
 def at(target: UpsertedVersions, position: int) -> str:
-    return PostgresVersions(target.dsn, target.table).newest().replace(f'n": {len(EPOCHS) - 1}', f'n": {position}')
+    newest = json.loads(PostgresVersions(target.dsn, target.table).newest())
+    return json.dumps({**newest, "position": position}, sort_keys=True)
 
 
 def applied(state: dict[int, str], rows: Sequence[dict[str, Any]]) -> dict[int, str]:
@@ -306,7 +309,7 @@ def test_a_follower_of_upserts_says_how_it_is_told_of_deletions(steps: SinkSteps
 def test_what_a_vacuum_took_is_data_lost_to_who_has_not_read_it(steps: SinkSteps, target: UpsertedVersions) -> None:
     written(steps)
     ask(target.dsn, f"SELECT {target.table}_vacuum(2)")
-    following = PostgresVersions(target.dsn, target.table, delete_column="gone")
+    following = PostgresVersions(target.dsn, target.table, delete_column="gone", reader="late")
     for begin, end in itertools.combinations(range(-1, len(EPOCHS)), 2):
         if 0 <= begin < 3 or end < 3:
             with pytest.raises(DataLost, match="only from epoch 3 on"):
@@ -327,9 +330,59 @@ def test_a_new_follower_of_a_vacuumed_table_first_takes_the_table_as_it_is(
     """Epochs that are not there any more can't be taken one by one."""
     written(steps)
     ask(target.dsn, f"SELECT {target.table}_vacuum(2)")
-    slow = PostgresVersions(target.dsn, target.table, delete_column="gone", max_epochs_per_trigger=1)
+    slow = PostgresVersions(target.dsn, target.table, delete_column="gone", max_epochs_per_trigger=1, reader="slow")
     end = slow.latest(slow.earliest())
     assert applied({}, read(target, slow.earliest(), end, delete_column="gone")) == EPOCHS[-1][1]
+
+
+def test_a_vacuum_waits_for_followers_that_have_a_name(steps: SinkSteps, target: UpsertedVersions) -> None:
+    written(steps)
+    first, second = (
+        PostgresVersions(target.dsn, target.table, delete_column="gone", reader=name) for name in ("first", "second")
+    )
+    start = {each: each.latest(at(target, -1), ReadLimit(), until=at(target, 1)) for each in (first, second)}
+    assert set(start.values()) == {at(target, 1)}
+
+    ask(target.dsn, f"SELECT {target.table}_vacuum(0)")
+    assert kept(target) == -1  # neither has acknowledged anything
+    first.acknowledge(at(target, 3))
+    second.acknowledge(at(target, 1))
+    ask(target.dsn, f"SELECT {target.table}_vacuum(0)")
+
+    assert kept(target) == 1
+    rows = read(target, at(target, 1), at(target, 5), delete_column="gone")
+    assert applied(EPOCHS[1][1], rows) == EPOCHS[5][1]
+    second.acknowledge(at(target, 5))
+    second.acknowledge(at(target, 2))  # late, from a run that was overtaken
+    ask(target.dsn, f"SELECT {target.table}_vacuum(0)")
+    assert kept(target) == 3
+    assert target.now() == EPOCHS[-1][1]
+
+
+def test_a_vacuum_after_each_commit_waits_for_a_follower(steps: SinkSteps, target: UpsertedVersions) -> None:
+    target.retain_epochs = 1
+    follower = PostgresVersions(target.dsn, target.table, delete_column="gone", reader="billing")
+    written(steps, 1)
+    follower.latest(at(target, -1))
+    follower.acknowledge(at(target, 0))
+    for number, (changes, _) in enumerate(EPOCHS[1:], 1):
+        steps.commit(decided(steps, number, [changes]))
+    assert kept(target) == 0
+    end = follower.latest(at(target, 0))
+    assert applied(EPOCHS[0][1], read(target, at(target, 0), end, delete_column="gone")) == EPOCHS[-1][1]
+    follower.acknowledge(end)
+    steps.commit(decided(steps, len(EPOCHS), [[(1, "g")]]))
+    assert kept(target) in range(1, len(EPOCHS))
+
+
+def test_a_follower_of_a_vacuumed_table_needs_a_name(steps: SinkSteps, target: UpsertedVersions) -> None:
+    written(steps)
+    nameless = PostgresVersions(target.dsn, target.table, delete_column="gone")
+    nameless.latest(nameless.earliest())
+    ask(target.dsn, f"SELECT {target.table}_vacuum(100)")
+    for call in (nameless.earliest, lambda: nameless.latest(at(target, 0))):
+        with pytest.raises(OptionError, match="nobody waits for a query without a name: set the option reader"):
+            call()
 
 
 def test_a_vacuum_between_plan_and_read_is_noticed_by_who_it_concerns(

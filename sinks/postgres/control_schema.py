@@ -8,6 +8,7 @@
                    Its row is the lock of that mode
 `attempts`         mode mvcc: one row for each share that is in a versions table and not visible; its number is on its rows
 `epochs`           mode mvcc: how many rows each epoch of a table has
+`readers`          mode mvcc: how far each named follower of a table has come: a vacuum takes nothing that one of them still needs
 `slots`            mode xa: one row for each share, in its transaction: as long as nobody sees the rows, nobody sees this one
 `layout`           the version of all this
 =================  =======================================================================================================
@@ -30,9 +31,9 @@ from twophase.identity import Attempt, Epoch, Generation, Owner
 from twophase.sink import Marker
 
 SCHEMA = CONTROL_SCHEMA
-LAYOUT = 3
-"""2 has `epochs`; 3 has `kept_from` in `lines`, and `versions` in `attempts`. What an older release made is completed when a query
-starts."""
+LAYOUT = 4
+"""2 has `epochs`; 3 has `kept_from` in `lines`, and `versions` in `attempts`; 4 has `readers`. What an older release
+made is completed when a query starts."""
 CREATE = f"""\
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 CREATE TABLE IF NOT EXISTS {SCHEMA}.layout (version integer PRIMARY KEY);
@@ -55,6 +56,9 @@ ALTER TABLE {SCHEMA}.attempts ADD COLUMN IF NOT EXISTS versions bigint;
 CREATE TABLE IF NOT EXISTS {SCHEMA}.epochs (
     target text, position bigint, rows bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (target, position));
+CREATE TABLE IF NOT EXISTS {SCHEMA}.readers (
+    target text, reader text, position bigint NOT NULL, acknowledged_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (target, reader));
 CREATE TABLE IF NOT EXISTS {SCHEMA}.slots (
     target text, owner text, slot integer, epoch bigint, attempt text, offsets text NOT NULL, base bigint NOT NULL,
     rows bigint NOT NULL, PRIMARY KEY (target, owner, slot, epoch, attempt));

@@ -6,6 +6,7 @@
     orders_versions          the rows, tagged
     orders_as_of(epoch)      the same as the view, up to that epoch
     orders_vacuum(retain)    upserted tables: deletes versions that newer ones have followed, but for the newest `retain` epochs
+                             and for what a named follower has not acknowledged
 
 A vacuum is one transaction: what it deletes, and from which epoch on the table can be read as it was, changes in one step. So a
 reader, whose statement sees one moment, is either shown the epoch that it asks for or told that it is not kept. It does not lock
@@ -34,6 +35,7 @@ from twophase.clients.postgres.versions_table import (
     TAGS,
     VACUUM,
     newest_sql,
+    vacuum_lock_sql,
     versions_of,
 )
 from twophase.sinks.postgres.control_schema import SCHEMA
@@ -117,9 +119,11 @@ DECLARE
     superseded bigint;
     deleted bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('twophase vacuum ' || {target}, 0));
-    SELECT coalesce(line.kept_from, -1), line.position - greatest($1, 0) INTO vacuum.began, vacuum.ended
-    FROM {SCHEMA}.lines AS line WHERE line.target = {target};
+    PERFORM {vacuum_lock_sql(target)};
+    UPDATE {SCHEMA}.lines AS line SET kept_from = -1 WHERE line.target = {target} AND line.kept_from IS NULL;
+    SELECT line.kept_from, least(line.position - greatest($1, 0), (
+        SELECT min(reader.position) FROM {SCHEMA}.readers AS reader WHERE reader.target = {target}))
+    INTO vacuum.began, vacuum.ended FROM {SCHEMA}.lines AS line WHERE line.target = {target};
     SELECT max(passed.position) INTO vacuum.ended FROM (
         SELECT epoch.position FROM {SCHEMA}.epochs AS epoch
         WHERE epoch.target = {target} AND epoch.position > vacuum.began AND epoch.position <= vacuum.ended

@@ -56,6 +56,11 @@ class PostgresSourceOptions:
         "was deleted.",
         default=None,
     )
+    reader: str | None = option(
+        doc="With `versionsOf`: the name under which the vacuum of an upserted table waits for this query (the sink's option "
+        "`retainEpochs`), which needs one there. It must stay the same for as long as the query lives, and be no other query's.",
+        default=None,
+    )
     include_epoch: bool = option(doc="Add the table's epoch to each row, as the column `epoch`.", default=False)
     split_bytes: int = option(doc="About how many bytes of the table one task reads.", default=64 * _MIB, minimum=1)
     parallelism: int = option(
@@ -77,8 +82,9 @@ class PostgresSourceOptions:
             yield "one of versionsOf and publication is needed, and not both"
         if (self.publication is None) != (self.slot is None):
             yield "publication and slot go together"
-        if self.publication == "":
-            yield "publication is empty"
+        for name in ("publication", "reader"):
+            if getattr(self, name) == "":
+                yield f"{name} is empty"
         if self.slot is not None and not re.fullmatch("[a-z0-9_]{1,63}", self.slot):
             yield f"slot is {self.slot!r}: small letters, digits and _ are what PostgreSQL takes, 63 at the most"
         if self.publication is not None:
@@ -100,5 +106,6 @@ class PostgresSourceOptions:
             "maxEpochsPerTrigger": self.max_epochs_per_trigger is not None,
             "includeEpoch": self.include_epoch,
             "deleteColumn": self.delete_column is not None,
+            "reader": self.reader is not None,
         }
         yield from (f"{key} is for versionsOf" for key, is_given in given.items() if is_given)

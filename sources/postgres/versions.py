@@ -41,6 +41,9 @@ from twophase.clients.postgres.versions_table import (
     DELETED,
     ORDER,
     POSITION,
+    acknowledge,
+    acknowledged,
+    enrol,
     first_recorded,
     kept_from,
     keys_of,
@@ -92,6 +95,8 @@ class _Line:
     """By which it is upserted; none where rows are added."""
     kept: int = _NOTHING
     """The first epoch at which it can be read as it was."""
+    is_vacuumed: bool = False
+    """Whether anybody deletes what newer versions have followed."""
 
     @property
     def offset(self) -> VersionsOffset:
@@ -182,7 +187,9 @@ class PostgresVersions(Source[VersionsSplit]):
         return self._now().offset.to_text()
 
     def latest(self, start: str, limit: ReadLimit = NO_LIMIT, *, until: str | None = None) -> str:
-        begin, now = VersionsOffset.parse(start), self._followed()
+        begin = VersionsOffset.parse(start)
+        self._enrol(begin)
+        now = self._followed()
         self._require_same(begin, now)
         end = now.position if until is None else min(now.position, VersionsOffset.parse(until).position)
         if begin.position > _NOTHING or now.kept == _NOTHING:
@@ -207,7 +214,23 @@ class PostgresVersions(Source[VersionsSplit]):
         return VersionsOffset(_NOTHING, now.table).to_text(), VersionsOffset(end, now.table).to_text()
 
     def acknowledge(self, end: str) -> None:
-        """Nothing: versions stay."""
+        """What may be vacuumed now; of a reader without a name nobody wants to know."""
+        reader = self._options.reader
+        if reader is not None:
+            told = partial(acknowledge, name=self._name, reader=reader, position=VersionsOffset.parse(end).position)
+            self._database.run(told, doing=f"telling how far {reader!r} has read {self._name}")
+
+    def _enrol(self, begin: VersionsOffset) -> None:
+        """Before anything is read: whoever vacuums has to know who still wants what."""
+        reader = self._options.reader
+        if reader is None:
+            return
+
+        def work(connection: Connection) -> None:
+            if acknowledged(connection, self._name, reader) is None:
+                enrol(connection, self._name, reader, begin.position)
+
+        self._database.run(work, doing=f"making {reader!r} known as a reader of {self._name}")
 
     def _now(self) -> _Line:
         return self._database.run(self._seen_by, doing=f"asking how far {self._name} is")
@@ -216,6 +239,11 @@ class PostgresVersions(Source[VersionsSplit]):
         """The same for a stream, which must be told of keys that were deleted."""
         now = self._now()
         self._require_told(now.keys)
+        if now.is_vacuumed and self._options.reader is None:
+            raise _wrong(
+                f"superseded versions of {self._name} are deleted (retainEpochs), and nobody waits for a query without a name: set "
+                "the option reader, to a name that no other query has"
+            )
         return now
 
     def _seen_by(self, connection: Connection) -> _Line:
@@ -223,7 +251,9 @@ class PostgresVersions(Source[VersionsSplit]):
         keys = keys_of(connection, table)
         # Only upserted tables are vacuumed; a schema of an older release, which has none, can't be asked.
         kept = kept_from(connection, self._name) if keys else None
-        return _Line(_NOTHING if pointer is None else pointer, table, keys, _NOTHING if kept is None else kept)
+        return _Line(
+            _NOTHING if pointer is None else pointer, table, keys, _NOTHING if kept is None else kept, kept is not None
+        )
 
     def _admitted(self, begin: int, end: int, limit: ReadLimit) -> int:
         """As many epochs as the limits allow, and one at least."""

@@ -5,12 +5,14 @@
     sales.orders_versions    every row of every epoch, tagged with its position in the line of epochs, and with its attempt
     twophase.lines           up to which position readers see them, and from which one on they can be read as they were
     twophase.epochs          how many rows each position has
+    twophase.readers         up to which position each follower that has a name has read and committed them
 
 What has a position up to the pointer is committed, and stays as it is. What has a higher one is nobody's to read.
 
 Of an upserted table, the newest version of each key counts: that of the highest position, and there of the highest order. The keys
 are in its primary key, before the tags: so they are what the table says, and not what somebody is set to. Versions that newer
-ones have followed may be deleted, up to the position that is kept; those that are newer are all there.
+ones have followed may be deleted, up to the position that is kept, and never beyond what a named follower has read; those that
+are newer are all there.
 """
 
 from __future__ import annotations
@@ -83,9 +85,42 @@ def pointer_of(connection: Connection, name: TableName) -> int | None:
 
 
 def kept_from(connection: Connection, name: TableName) -> int | None:
-    """The first position at which an upserted table can be read as it was; None if all can."""
+    """The first position at which an upserted table can be read as it was; None if nobody deletes anything."""
     found = connection.execute(
         f"SELECT kept_from FROM {CONTROL_SCHEMA}.lines WHERE target = %s", (str(name),)
+    ).fetchone()
+    return None if found is None else found[0]
+
+
+def vacuum_lock_sql(target: str) -> str:
+    """What whoever vacuums holds to the end of the transaction; `target` is SQL."""
+    return f"pg_advisory_xact_lock(hashtextextended('twophase vacuum ' || {target}, 0))"
+
+
+def enrol(connection: Connection, name: TableName, reader: str, position: int) -> None:
+    """From now on, nothing that is newer than `position` is vacuumed before this reader has acknowledged it. One that is known
+    stays where it is. A vacuum that is under way is waited for: what it has taken is seen by whoever asks after this."""
+    connection.execute(f"SELECT {vacuum_lock_sql('%s')}", (str(name),))
+    connection.execute(
+        f"INSERT INTO {CONTROL_SCHEMA}.readers (target, reader, position) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+        (str(name), reader, position),
+    )
+
+
+def acknowledge(connection: Connection, name: TableName, reader: str, position: int) -> None:
+    """The reader has everything up to `position`; never backwards."""
+    connection.execute(
+        f"INSERT INTO {CONTROL_SCHEMA}.readers AS known (target, reader, position) VALUES (%s, %s, %s) "
+        "ON CONFLICT (target, reader) DO UPDATE SET position = EXCLUDED.position, acknowledged_at = now() "
+        "WHERE known.position < EXCLUDED.position",
+        (str(name), reader, position),
+    )
+
+
+def acknowledged(connection: Connection, name: TableName, reader: str) -> int | None:
+    """How far the reader has come; None if nobody knows it."""
+    found = connection.execute(
+        f"SELECT position FROM {CONTROL_SCHEMA}.readers WHERE (target, reader) = (%s, %s)", (str(name), reader)
     ).fetchone()
     return None if found is None else found[0]
 
