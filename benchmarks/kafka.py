@@ -183,9 +183,9 @@ def _print(
         f"\nThe price of exactly-once: what an epoch takes longer by {OURS} than with {PLAIN!r} (nine of ten cases)\n"
     )
     for size, results in ((big, price), (small, fixed)):
-        runs = len(results[OURS])
+        measured = len(results[OURS])
         print(
-            f"{size.rows_per_epoch:>9,} rows an epoch: {epoch_difference(results, OURS, over=PLAIN)}   {runs} runs each"
+            f"{size.rows_per_epoch:>9,} rows an epoch: {epoch_difference(results, OURS, over=PLAIN)}   {measured} runs each"
         )
     print(f"\nAn epoch of {small.rows_per_epoch:,} rows (median, ms)\n")
     for name, runs in fixed.items():
