@@ -21,6 +21,7 @@ import pyarrow as pa
 from twophase.errors import Fenced, NotCommitted
 from twophase.handle import Handle
 from twophase.identity import Attempt, Epoch, Generation, Owner
+from twophase.line_of_epochs import elsewhere, not_taken_over
 from twophase.sink import (
     WHOLE,
     Capabilities,
@@ -106,9 +107,7 @@ def commit(state: HeapState, order: CommitOrder[HeapHandle]) -> tuple[HeapState,
     if marker == order.marker:
         return state, Outcome.ALREADY_COMMITTED
     if marker != order.origin:
-        if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
-            raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
-        raise Fenced(f"the target is at {marker}, and the decision moves it from {order.origin}")
+        raise elsewhere("target", marker, order)
     staged = {str(share.attempt): share for share in state.staged if share.owner == order.owner}
     lost = [
         s.slot for s in order.shares if str(s.attempt) not in staged or staged[str(s.attempt)].rows != s.handle.rows
@@ -125,7 +124,7 @@ def take_over(state: HeapState, order: TakeOver) -> tuple[HeapState, None]:
     if state.marker == order.marker:
         return state, None
     if state.marker != order.origin:
-        raise Fenced(f"the target is at {state.marker}, and the take-over moves it from {order.origin}")
+        raise not_taken_over("target", state.marker, order)
     return replace(state, line=(*state.line, CommittedEpoch(order.marker, replaced=order.origin.owner))), None
 
 

@@ -31,6 +31,7 @@ import pyarrow as pa
 from twophase.errors import Fenced, NotCommitted, OptionError
 from twophase.file_table import PROBE_IN_TABLE, DataFile, FileTable, Manifest, TableForm, open_table
 from twophase.identity import Generation, Owner
+from twophase.line_of_epochs import elsewhere, not_taken_over, refuse_restored
 from twophase.options import PassThrough, key_of, option, parse, texts_of
 from twophase.secret import Secret
 from twophase.sink import (
@@ -222,11 +223,7 @@ class FilesSink(Sink[FilesHandle]):
         """
         staging.refuse_cut_name(owner)
         newest = self._table.newest()
-        if newest is None:
-            return
-        moved_by = Generation.parse(newest.marker.by)  # a decision, or a take-over's generation: both are records
-        if moved_by.ledger == generation.ledger and moved_by.number >= generation.number:
-            raise Fenced(f"the table was moved by record {moved_by}, and this is generation {generation}")
+        refuse_restored("table", None if newest is None else newest.marker, generation)
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
         """Check the columns, and make the folder that the tasks write to."""
@@ -334,14 +331,15 @@ class FilesSink(Sink[FilesHandle]):
         newest = self._table.newest()
         marker = None if newest is None else newest.marker
         if marker != order.origin:
+            refusal = elsewhere("table", marker, order)
             # Before the look at its position: an owner that took the line back finds the other's epoch there.
-            if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
-                raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
+            if isinstance(refusal, NotCommitted):
+                raise refusal
             if _is_in_line(newest, publication.manifest) and publication.is_visible():
                 return Outcome.ALREADY_COMMITTED
             if marker is None:
                 raise Fenced(f"the table {self._table.path} is gone or empty: it was deleted, moved away or replaced")
-            raise Fenced(f"the table is at {_shown(marker)}, and the decision moves it from {_shown(order.origin)}")
+            raise refusal
         outcome = publication.publish()
         if self._options.retain_epochs is not None:
             retire(self._table, publication.manifest.position, self._options.retain_epochs)
@@ -418,8 +416,7 @@ class FilesSink(Sink[FilesHandle]):
         if newest is None or newest.marker != order.origin:
             if _is_in_line(newest, publication.manifest) and publication.is_visible():
                 return
-            found = _shown(None if newest is None else newest.marker)
-            raise Fenced(f"the table is at {found}, and the take-over moves it from {_shown(order.origin)}")
+            raise not_taken_over("table", None if newest is None else newest.marker, order)
         self._table.storage.make_folder(staged.path(self._table))
         try:
             publication.publish()
@@ -442,10 +439,6 @@ def _sorted(files: Mapping[str, DataFile]) -> tuple[DataFile, ...]:
 
 def _is_in_line(newest: Manifest | None, manifest: Manifest) -> bool:
     return newest is not None and newest.position >= manifest.position
-
-
-def _shown(marker: Marker | None) -> str:
-    return "no epoch" if marker is None else f"epoch {marker.epoch} of {marker.owner} by {marker.by}"
 
 
 def _now_ms() -> int:

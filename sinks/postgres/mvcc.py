@@ -44,6 +44,7 @@ from twophase.clients.postgres.versions_table import (
 )
 from twophase.errors import Fenced, NotCommitted, SchemaMismatch, TargetUnavailable, TwophaseError
 from twophase.identity import Generation, Owner
+from twophase.line_of_epochs import elsewhere, not_taken_over, shown
 from twophase.log import Log
 from twophase.sink import (
     WHOLE,
@@ -104,7 +105,7 @@ class VersionsTransaction(PostgresTransaction):
         marker = line.read(connection, self._place.table, lock="FOR SHARE")
         if marker != prepared.origin:
             raise Fenced(
-                f"the table is at {_shown(marker)}, and this task was planned when it was at {_shown(prepared.origin)}",
+                f"the table is at {shown(marker)}, and this task was planned when it was at {shown(prepared.origin)}",
                 owner=str(self._place.owner),
                 epoch=prepared.epoch.number,
                 slot=self._task.slot,
@@ -195,7 +196,7 @@ class MvccMode:
     def _require_new(self, marker: Marker | None) -> None:
         if marker is not None:
             raise TargetUnavailable(
-                f"the table {versions_of(self.table)} is gone, and its line is at {_shown(marker)}: restore it, or remove all that "
+                f"the table {versions_of(self.table)} is gone, and its line is at {shown(marker)}: restore it, or remove all that "
                 "is left of it"
             )
 
@@ -284,7 +285,7 @@ class MvccMode:
         if marker == order.marker:
             return Outcome.ALREADY_COMMITTED
         if marker != order.origin:
-            raise _elsewhere(marker, order)
+            raise elsewhere("table", marker, order)
         failpoints.hit("postgres.locked", owner=str(order.owner), epoch=order.epoch.number)
         attempts = line.attempts(connection, self.table)
         versions = self._versions(connection)
@@ -323,9 +324,7 @@ class MvccMode:
             if marker == order.marker:
                 return
             if marker != order.origin:
-                raise Fenced(
-                    f"the table is at {_shown(marker)}, and the take-over moves it from {_shown(order.origin)}"
-                )
+                raise not_taken_over("table", marker, order)
             self._clear(connection, order.marker, line.attempts(connection, self.table), ())
             record(connection, self.table, line.position_of(order.marker), 0)
             self._move(connection, order.origin, order.marker, replaced=str(order.origin.owner))
@@ -441,16 +440,3 @@ def _other_keys(keys: Sequence[str], upsert: Upsert | None) -> str:
     made_for = f"it is upserted by {', '.join(keys)}" if keys else "its rows are only ever added"
     meant = f"keyColumns is {', '.join(wanted)}" if wanted else "writeMode is append"
     return f"{made_for}, and {meant}: choose another name"
-
-
-def _elsewhere(marker: Marker | None, order: CommitOrder[PostgresHandle]) -> TwophaseError:
-    if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
-        slots = [share.slot for share in order.shares]
-        return NotCommitted("the line went on without this decision", dead_slots=slots)
-    return Fenced(
-        f"the table is at {_shown(marker)}, and the decision {order.decision} moves it from {_shown(order.origin)}"
-    )
-
-
-def _shown(marker: Marker | None) -> str:
-    return "no epoch" if marker is None else f"epoch {marker.epoch} of {marker.owner}, by {marker.by}"

@@ -24,8 +24,9 @@ from twophase.clients.postgres.refusals import in_doubt, unknown
 from twophase.clients.postgres.table_name import TableName, quoted
 from twophase.errors import Fenced, NotCommitted, TwophaseError
 from twophase.identity import Generation, Owner
+from twophase.line_of_epochs import elsewhere
 from twophase.log import Log
-from twophase.sink import WHOLE, CommitOrder, Leftover, Marker, Outcome, Plan, PreparedEpoch, Share, Status, Task
+from twophase.sink import WHOLE, CommitOrder, Leftover, Outcome, Plan, PreparedEpoch, Share, Status, Task
 from twophase.sinks.postgres import control_schema, table
 from twophase.sinks.postgres.binary_copy import Column
 from twophase.sinks.postgres.control_schema import SCHEMA, Place, StagedRow, staging_name
@@ -139,7 +140,7 @@ class WalMode:
         if marker == order.marker:
             return Outcome.ALREADY_COMMITTED
         if marker != order.origin:
-            raise _elsewhere(marker, order)
+            raise elsewhere("table", marker, order)
         failpoints.hit("postgres.locked", owner=str(order.owner), epoch=order.epoch.number)
         staged = control_schema.staged(connection, place, lock="FOR UPDATE OF staged")
         if lost := _lost(order, staged):
@@ -238,12 +239,3 @@ def _require_rows(connection: Connection, sources: Sequence[tuple[Share[Postgres
 
 def _gone(slots: Sequence[int]) -> NotCommitted:
     return NotCommitted(f"the staged rows of slots {list(slots)} are gone", dead_slots=slots)
-
-
-def _elsewhere(marker: Marker | None, order: CommitOrder[PostgresHandle]) -> TwophaseError:
-    if marker is not None and marker.epoch.number < order.epoch.number:
-        slots = [share.slot for share in order.shares]
-        return NotCommitted("the table went on without this decision", dead_slots=slots)
-    at = "nowhere" if marker is None else f"epoch {marker.epoch}, by decision {marker.by}"
-    origin = "nowhere" if order.origin is None else f"epoch {order.origin.epoch}, by decision {order.origin.by}"
-    return Fenced(f"the table is at {at}, and the decision {order.decision} moves it from {origin}")

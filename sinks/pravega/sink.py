@@ -37,6 +37,7 @@ from twophase.clients.pravega.segment_store import SegmentStores
 from twophase.clients.pravega.stream import Stream, problem_with
 from twophase.errors import Fenced, NotCommitted, OptionError, OutcomeUnknown, TargetUnavailable, TwophaseError
 from twophase.identity import Generation, Owner
+from twophase.line_of_epochs import elsewhere
 from twophase.log import Log
 from twophase.options import key_of, option, parse
 from twophase.secret import Secret
@@ -342,7 +343,7 @@ class PravegaSink(Sink[PravegaHandle]):
             if marker == order.marker:
                 return None
             if marker != order.origin:
-                raise _elsewhere(marker, order)
+                raise elsewhere("stream", marker, order)
             self._require_over(others)
             if known is not None:
                 return None if self._is_visible(known) else known
@@ -588,11 +589,3 @@ def _in_doubt(intent: Intent, state: State) -> OutcomeUnknown:
 
 def _dead(order: CommitOrder[PravegaHandle], why: str) -> NotCommitted:
     return NotCommitted(why, dead_slots=[share.slot for share in order.shares])
-
-
-def _elsewhere(marker: Marker | None, order: CommitOrder[PravegaHandle]) -> TwophaseError:
-    if marker is not None and marker.epoch.number < order.epoch.number:
-        return _dead(order, "the stream went on without this decision")
-    at = "nowhere" if marker is None else f"epoch {marker.epoch}, by decision {marker.by}"
-    origin = "nowhere" if order.origin is None else f"epoch {order.origin.epoch}, by decision {order.origin.by}"
-    return Fenced(f"the stream is at {at}, and the decision {order.decision} moves it from {origin}")

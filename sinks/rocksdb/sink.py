@@ -33,6 +33,7 @@ from twophase.clients.rocksdb.file_cache import FileCache
 from twophase.clients.rocksdb.snapshot import table_at
 from twophase.errors import Fenced, NotCommitted, OptionError, OutcomeUnknown
 from twophase.identity import Attempt, Generation, Owner
+from twophase.line_of_epochs import elsewhere, not_taken_over, refuse_restored, shown
 from twophase.options import key_of, option, parse, texts_of
 from twophase.sink import (
     WHOLE,
@@ -237,11 +238,7 @@ class RocksDBSink(Sink[RocksDBHandle]):
         """
         staging.refuse_cut_name(owner)
         newest = self._table.newest()
-        if newest is None:
-            return
-        moved_by = Generation.parse(newest.marker.by)  # a decision, or a take-over's generation: both are records
-        if moved_by.ledger == generation.ledger and moved_by.number >= generation.number:
-            raise Fenced(f"the state was moved by record {moved_by}, and this is generation {generation}")
+        refuse_restored("state", None if newest is None else newest.marker, generation)
 
     def prepare(self, prepared: PreparedEpoch) -> Plan:
         newest = self._table.newest()
@@ -303,15 +300,16 @@ class RocksDBSink(Sink[RocksDBHandle]):
         newest = self._table.newest()
         marker = None if newest is None else newest.marker
         if marker != order.origin:
+            refusal = elsewhere("state", marker, order)
             # Before the look at its position: an owner that took the line back finds the other's epoch there.
-            if marker is not None and marker.owner == order.owner and marker.epoch.number < order.epoch.number:
-                raise NotCommitted("the line went on without this decision", dead_slots=[s.slot for s in order.shares])
+            if isinstance(refusal, NotCommitted):
+                raise refusal
             if self._shows(order.marker):
                 self._make_durable(order.marker)
                 return Outcome.ALREADY_COMMITTED
             if marker is None:
                 raise Fenced(f"the state {self._table.path} is gone or empty: it was deleted, moved away or replaced")
-            raise Fenced(f"the state is at {_shown(marker)}, and the decision moves it from {_shown(order.origin)}")
+            raise refusal
         return self._publish(order, newest)
 
     def _publish(self, order: CommitOrder[RocksDBHandle], newest: StateManifest | None) -> Outcome:
@@ -405,7 +403,7 @@ class RocksDBSink(Sink[RocksDBHandle]):
             self._table.storage.sync(self._table.manifests)
         except OSError as error:
             raise OutcomeUnknown(
-                f"{_shown(marker)} is in {self._table.path}, but not known to be durable: {error}"
+                f"{shown(marker)} is in {self._table.path}, but not known to be durable: {error}"
             ) from error
 
     def leftovers(self, owner: Owner, *, seen_from: Generation | None = None) -> Iterable[Leftover[RocksDBHandle]]:
@@ -424,8 +422,7 @@ class RocksDBSink(Sink[RocksDBHandle]):
         if newest is None or newest.marker != order.origin:
             if self._shows(order.marker):
                 return
-            found = _shown(None if newest is None else newest.marker)
-            raise Fenced(f"the state is at {found}, and the take-over moves it from {_shown(order.origin)}")
+            raise not_taken_over("state", None if newest is None else newest.marker, order)
         owner, number = str(order.marker.owner), order.marker.epoch.number
         failpoints.hit("rocksdb.sealed", owner=owner, epoch=number)
         manifest = replace(
@@ -449,10 +446,6 @@ def _former(newest: StateManifest | None, owner: Owner) -> Mapping[Owner, Marker
         return {}
     every = {**newest.former, newest.marker.owner: newest.marker}
     return {other: marker for other, marker in every.items() if other != owner}
-
-
-def _shown(marker: Marker | None) -> str:
-    return "no epoch" if marker is None else f"epoch {marker.epoch} of {marker.owner} by {marker.by}"
 
 
 def _now_ms() -> int:
