@@ -26,14 +26,22 @@ Row = dict[str, Any]
 class HeapStateTransaction(HeapTransaction):
     """Takes the rows of its own key groups."""
 
-    def __init__(self, target: HeapTarget, plan: Plan, task: Task, form: StateForm, owned: GroupRange | None):
+    def __init__(
+        self,
+        target: HeapTarget,
+        plan: Plan,
+        task: Task,
+        form: StateForm,
+        groups: KeyGroups,
+        owned: GroupRange | None,
+    ):
         super().__init__(target, plan, task)
-        self._form, self._owned = form, owned
+        self._form, self._groups, self._owned = form, groups, owned
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._form = self._form.fitting(self._form, batch.schema)
         columns = [batch.column(name) for name in self._form.key_columns]
-        for group in KeyGroups(self._form.key_groups).of(columns, batch.num_rows).tolist():
+        for group in self._groups.of(columns, batch.num_rows).tolist():
             if self._owned is None or group not in self._owned:
                 problem = f"a row of key group {group} came to a task that owns {self._owned}: rows go to tasks by their key group"
                 raise OptionError(problem, problems=[problem])
@@ -101,8 +109,9 @@ class HeapStateSink(HeapSink):
         return self._form.fitting(known, schema)
 
     def begin(self, plan: Plan, task: Task) -> HeapTransaction:
-        owned = None if self._tasks is None else self.key_groups.owned(task.slot, self._tasks)
-        return HeapStateTransaction(self._target, plan, task, plan.details["form"], owned)
+        groups = self.key_groups
+        owned = None if self._tasks is None else groups.owned(task.slot, self._tasks)
+        return HeapStateTransaction(self._target, plan, task, plan.details["form"], groups, owned)
 
     # ---- reading ----
 

@@ -7,7 +7,7 @@ the key, and says the group; everything else is the sink's own.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import pyarrow as pa
 from tests.files_query import quick
 from twophase.clients.rocksdb.snapshot import Snapshot
 from twophase.identity import Owner
-from twophase.sink import Description, Plan, PreparedEpoch, Share, Task, Transaction
+from twophase.sink import Description, Plan, PreparedEpoch, Share, Sink, Task, Transaction
+from twophase.sinks.heap import HeapTarget, look
+from twophase.sinks.heap_state import HeapStateSink
 from twophase.sinks.rocksdb.sink import RocksDBSink
-from twophase.sinks.rocksdb.transaction import RocksDBHandle
 from twophase.state.key_groups import KeyGroups
 from twophase.state.manifest import StateTable
 from twophase.testing.arrow_columns import ARROW_COLUMNS
@@ -38,8 +39,8 @@ class SlotGroups(KeyGroups):
         return np.asarray(columns[0]).astype(np.int64)
 
 
-class BySlot(RocksDBSink):
-    """Puts the slot before what a task writes."""
+class _BySlot(Sink[Any]):
+    """Before a sink of states: puts the slot before what a task writes."""
 
     @property
     def key_groups(self) -> KeyGroups:
@@ -55,15 +56,23 @@ class BySlot(RocksDBSink):
         return WithSlot(super().begin(plan, task), task.slot)
 
 
-class WithSlot(Transaction[RocksDBHandle]):
-    def __init__(self, inner: Transaction[RocksDBHandle], slot: int):
+class BySlot(_BySlot, RocksDBSink):
+    pass
+
+
+class HeapBySlot(_BySlot, HeapStateSink):
+    pass
+
+
+class WithSlot(Transaction[Any]):
+    def __init__(self, inner: Transaction[Any], slot: int):
         self._inner, self._slot = inner, slot
 
     def write(self, batch: pa.RecordBatch) -> None:
         slots = pa.array([self._slot] * batch.num_rows, pa.int32())
         self._inner.write(batch.add_column(0, SLOT, slots))
 
-    def pre_commit(self) -> RocksDBHandle:
+    def pre_commit(self) -> Any:
         return self._inner.pre_commit()
 
     def abort(self) -> None:
@@ -105,7 +114,7 @@ class StateUnderTest(SinkTarget):
             return []
         with Snapshot(table, manifest) as state:
             rows = [row for batch in state.batches() for row in batch.to_pylist()]
-        return [{name: value for name, value in row.items() if name != SLOT} for row in rows]
+        return _without_slot(rows)
 
     def residue(self) -> list[str]:
         return residue_of(self.path)
@@ -120,6 +129,29 @@ class StateUnderTest(SinkTarget):
         with open(table, "rb+") as file:
             file.truncate(table.stat().st_size - 1)
         return True
+
+
+class HeapStateUnderTest(SinkTarget):
+    fences = True
+    outlives_process = False
+    arrow_types = StateUnderTest.arrow_types
+    many_slots = StateUnderTest.many_slots
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def sink(self) -> HeapBySlot:
+        return HeapBySlot(self.name, [SLOT, "value"], key_groups=SLOTS, tasks=SLOTS)
+
+    def read(self) -> Sequence[dict[str, Any]]:
+        return _without_slot(self.sink().state().values())
+
+    def residue(self) -> list[str]:
+        return sorted(f"{share.owner} {share.attempt}" for share in HeapTarget.named(self.name).apply(look).staged)
+
+
+def _without_slot(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != SLOT} for row in rows]
 
 
 def residue_of(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""HeapSink keeps the contract."""
+"""HeapSink keeps the contract, and so does the keyed HeapStateSink."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.mistakes.heap_sinks import RefusesStrangersWhenItPrepares, ShortLived
+from tests.state_under_test import HeapStateUnderTest
 from twophase.sinks import heap
 from twophase.sinks.heap import HeapSink, HeapTarget
 from twophase.testing.sink_steps import SinkSteps
@@ -46,6 +47,12 @@ class TestHeapSink(SinkSuite):
     @pytest.fixture
     def target(self) -> HeapUnderTest:
         return HeapUnderTest(uuid.uuid4().hex)
+
+
+class TestHeapStateSink(SinkSuite):
+    @pytest.fixture
+    def target(self) -> HeapStateUnderTest:
+        return HeapStateUnderTest(uuid.uuid4().hex)
 
 
 def test_a_sink_that_prepares_for_its_owner_alone_keeps_the_contract() -> None:
