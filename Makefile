@@ -27,7 +27,7 @@ help: ## say what can be made
 	@echo 'Environment and caches: $(CACHE)'
 
 # Three at a time on two cores: half of the tests wait for Spark to start. What shares a session or a server stays together: conftest.py.
-test: venv ## run the tests that need nothing but Java; a quarter of an hour or more
+test: venv ## run the tests that need nothing but Java; about eleven minutes
 	$(PYTEST) -n 3 -m "not servers and not kit" $(ARGS)
 
 test-kit: venv ## run the tests of what tests: suites on sinks with mistakes, the model's reductions; five minutes
