@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from confluent_kafka.cimpl import NewTopic
 
 from twophase.clients.kafka import settings
-from twophase.sinks.kafka.producer import Producer, Rows
+from twophase.clients.kafka.rows import Rows
+from twophase.sinks.kafka.producer import Producer
 
 PARTITIONS = 4
 _WITHIN_S = 60.0

@@ -11,8 +11,9 @@ import pytest
 
 from twophase.clients.kafka import librdkafka
 from twophase.clients.kafka.librdkafka import library
+from twophase.clients.kafka.rows import Rows, addresses
 from twophase.errors import OptionError, SchemaMismatch
-from twophase.sinks.kafka.producer import Producer, Rows, addresses
+from twophase.sinks.kafka.producer import Producer
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}
 

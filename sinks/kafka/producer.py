@@ -19,17 +19,17 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from twophase.clients.kafka import librdkafka
 from twophase.clients.kafka.instance import Troubles, name_of, new_instance
 from twophase.clients.kafka.librdkafka import library
+from twophase.clients.kafka.producing import ProducerIdentity
 from twophase.clients.kafka.refusals import GROUP, TOPIC, TRANSACTIONAL_ID
+from twophase.clients.kafka.rows import Rows, addresses
 from twophase.errors import TargetUnavailable, TwophaseError
 
 _POLL_MS = 5
@@ -41,14 +41,6 @@ _ALWAYS: Mapping[str, str] = {
     # Idempotence comes with the transactional id. Without one it is not worth the wait for a producer id, up to a second.
     "acks": "all",
 }
-
-
-@dataclass(frozen=True)
-class ProducerIdentity:
-    """What ends a transaction, with its transactional id."""
-
-    producer_id: int
-    producer_epoch: int
 
 
 class Producer:
@@ -102,7 +94,7 @@ class Producer:
         if rows.headers is not None or rows.times is not None:
             self._produce_one_by_one(topic, rows)
             return
-        messages = rows.messages()
+        messages = messages_of(rows)
         flags = librdkafka.F_COPY | librdkafka.F_BLOCK
         partition = librdkafka.PARTITION_ANY
         if rows.partitions is not None:
@@ -118,7 +110,7 @@ class Producer:
 
     def _produce_one_by_one(self, topic: str, rows: Rows) -> None:
         """Only so can records have headers, or a time of their own."""
-        handle, messages = self._topic(topic), rows.messages()
+        handle, messages = self._topic(topic), messages_of(rows)
         count = len(messages)
         partitions = [librdkafka.PARTITION_ANY] * count if rows.partitions is None else rows.partitions.tolist()
         times = [librdkafka.NOW] * count if rows.times is None else rows.times.tolist()
@@ -250,41 +242,15 @@ class _Reports:
             self.failed = name_of(message.contents.err), topic.decode()
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The columns of rows for one topic."""
-
-    values: pa.Array[Any]
-    keys: pa.Array[Any] | None = None
-    partitions: npt.NDArray[np.int32] | None = None
-    headers: pa.Array[Any] | None = None
-    times: npt.NDArray[np.int64] | None = None
-    """Milliseconds since 1970; 0 is now."""
-
-    def messages(self) -> npt.NDArray[Any]:
-        messages = np.zeros(len(self.values), librdkafka.MESSAGE)
-        messages["payload"], messages["len"] = addresses(self.values)
-        if self.keys is not None:
-            messages["key"], messages["key_len"] = addresses(self.keys)
-        if self.partitions is not None:
-            messages["partition"] = self.partitions
-        return messages
-
-
-def addresses(column: Any) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Where each value of a string or binary column lies, and how long it is. A null has the address 0, an empty one has not."""
-    wide = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
-    _, offsets_buffer, data = column.buffers()
-    kind = np.dtype(np.int64 if wide else np.int32)
-    offsets = np.frombuffer(offsets_buffer, kind, len(column) + 1, column.offset * kind.itemsize)
-    # A column of empty values may have no data: any address but 0 says that they are there.
-    start = offsets_buffer.address if data is None or not data.address else data.address
-    places = offsets[:-1].astype(np.uint64) + np.uint64(start)
-    lengths = np.diff(offsets).astype(np.uint64)
-    if column.null_count:
-        null = column.is_null().to_numpy(zero_copy_only=False)
-        places[null] = lengths[null] = 0
-    return places, lengths
+def messages_of(rows: Rows) -> npt.NDArray[Any]:
+    """As the library takes them."""
+    messages = np.zeros(len(rows.values), librdkafka.MESSAGE)
+    messages["payload"], messages["len"] = addresses(rows.values)
+    if rows.keys is not None:
+        messages["key"], messages["key_len"] = addresses(rows.keys)
+    if rows.partitions is not None:
+        messages["partition"] = rows.partitions
+    return messages
 
 
 def _serve(producer: Any, stop: threading.Event) -> None:

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from twophase.clients.kafka import librdkafka
+from twophase.clients.kafka.rows import Rows
 from twophase.errors import SchemaMismatch
-from twophase.sinks.kafka.producer import Rows
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
 _BYTES = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)

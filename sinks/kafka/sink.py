@@ -215,6 +215,7 @@ class KafkaSink(Sink[KafkaHandle]):
             timeout_ms=self._options.transaction_timeout_ms,
             patience_s=self._patience_s,
             abort=self._abort,
+            control=self._control,
         )
 
     # ---- after the tasks ----

@@ -11,11 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from twophase.clients.kafka.control import Ending
+from twophase.clients.kafka.control import ControlClient, Ending
+from twophase.clients.kafka.record_batches import BatchForm
 from twophase.errors import Fenced, ProtocolViolation
 from twophase.handle import Handle
 from twophase.sink import Plan, Task, Transaction
 from twophase.sinks.kafka import records
+from twophase.sinks.kafka.direct_producer import DirectProducer
 from twophase.sinks.kafka.markers import MarkerPlace, metadata_of
 from twophase.sinks.kafka.producer import Producer
 from twophase.sinks.kafka.transactional_id import TransactionalId
@@ -64,8 +66,9 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         timeout_ms: int,
         patience_s: float,
         abort: Callable[[KafkaHandle], object],
+        control: Callable[[], ControlClient],
     ):
-        """`abort` ends a transaction whose producer is gone."""
+        """`abort` ends a transaction whose producer is gone; `control` gives the connection that this process has."""
         self._abort_voted = abort
         self._voted: KafkaHandle | None = None
         self._place = place
@@ -77,13 +80,24 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         self._topics: set[str] = set()
         place.require_room(task.slot)
         self._begun_ms = time.time_ns() // 1_000_000
-        told = {**settings, "transactional.id": self._id, "transaction.timeout.ms": str(timeout_ms)}
-        self._producer: Producer | None = Producer(told, patience_s=patience_s)
+        self._producer: Producer | DirectProducer | None = self._new_producer(
+            settings, control, timeout_ms=timeout_ms, patience_s=patience_s
+        )
         try:
             self._producer.begin(topic)
         except BaseException:
             self._producer.drop()
             raise
+
+    def _new_producer(
+        self, settings: Mapping[str, str], control: Callable[[], ControlClient], *, timeout_ms: int, patience_s: float
+    ) -> Producer | DirectProducer:
+        form = BatchForm.of(settings)
+        if form is not None:
+            version = int(self._plan.details["endVersion"])
+            return DirectProducer(control(), form, self._id, timeout_ms=timeout_ms, end_version=version)
+        told = {**settings, "transactional.id": self._id, "transaction.timeout.ms": str(timeout_ms)}
+        return Producer(told, patience_s=patience_s)
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._producer is None:

@@ -13,7 +13,7 @@ import enum
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ NEW_PROTOCOL = 5
 OLD_PROTOCOL = 3
 _FINISHING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 _FIRST_CONNECTION_WITHIN_S = 2.0
+_AT_ONCE = 4
+"""Requests on one connection: kafka-python fails what comes when five are under way."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
 
 
@@ -102,7 +104,7 @@ class ControlClient:
     def __init__(self, settings: Mapping[str, Any], *, patience_s: float, trouble: Callable[[], Trouble | None]):
         self._patience_s = patience_s
         self._trouble = trouble
-        self._errors = require("kafka.errors", "kafka")
+        self.errors = require("kafka.errors", "kafka")
         self._protocol = require("kafka.protocol.producer", "kafka")
         self._transaction = require("kafka.protocol.producer.transaction", "kafka")
         self._metadata = require("kafka.protocol.metadata", "kafka")
@@ -118,7 +120,7 @@ class ControlClient:
             left_s = deadline - time.monotonic()
             try:
                 return self._opened(settings, min(step_s, max(left_s, 0.1)))
-            except self._errors.KafkaError as error:
+            except self.errors.KafkaError as error:
                 trouble = self._trouble()
                 if trouble is not None and (trouble.is_certain or left_s <= step_s):
                     raise trouble.explained() from None
@@ -148,32 +150,31 @@ class ControlClient:
         """Commit or abort transactions in the name of their producers. All at once: a query with a hundred tasks has a hundred."""
         outcomes: dict[Ending, End] = {}
 
-        async def ask(left: Sequence[Ending]) -> list[Any]:
-            kind = self._metadata.CoordinatorType.TRANSACTION
-            nodes = await self._admin._find_coordinator_ids([each.transactional_id for each in left], key_type=kind)
+        async def ask(some: Sequence[Ending]) -> list[tuple[Ending, Any]]:
+            nodes = await self.coordinators([each.transactional_id for each in some])
             asked = [
-                self._admin._manager.send(self._end_request(each, commit=commit), node_id=nodes[each.transactional_id])
-                for each in left
+                (each, self.send(self._end_request(each, commit=commit), nodes[each.transactional_id])) for each in some
             ]
-            return [await answer for answer in asked]
+            return [(each, await answer) for each, answer in asked]
 
         def end_those_left() -> None:
             left = [each for each in endings if each not in outcomes]
             not_yet: list[Any] = []
-            for each, answer in zip(left, self._admin._manager.run(ask, left), strict=True):
-                error = self._errors.for_code(answer.error_code)
-                if error is self._errors.NoError:
-                    outcomes[each] = End.DONE
-                elif issubclass(error, self._refusing):
-                    outcomes[each] = End.REFUSED
-                else:
-                    not_yet.append(error())
+            for start in range(0, len(left), _AT_ONCE):
+                for each, answer in self.run(ask, left[start : start + _AT_ONCE]):
+                    error = self.errors.for_code(answer.error_code)
+                    if error is self.errors.NoError:
+                        outcomes[each] = End.DONE
+                    elif issubclass(error, self._refusing):
+                        outcomes[each] = End.REFUSED
+                    else:
+                        not_yet.append(error())
             if not_yet:
                 raise not_yet[0]
 
         if endings:
             ids = [each.transactional_id for each in endings]
-            self._patiently(end_those_left, ids, needs=_transactions(ids))
+            self.patiently(end_those_left, ids, needs=_transactions(ids))
         return [outcomes[each] for each in endings]
 
     def _end_request(self, ending: Ending, *, commit: bool) -> Any:
@@ -190,37 +191,31 @@ class ControlClient:
     def _refusing(self) -> tuple[type[Exception], ...]:
         """How brokers say that a transaction is not the producer's to end, or not any more."""
         return (
-            self._errors.InvalidProducerEpochError,
-            self._errors.ProducerFencedError,
-            self._errors.InvalidTxnStateError,
-            self._errors.InvalidProducerIdMappingError,
-            self._errors.UnknownProducerIdError,
+            self.errors.InvalidProducerEpochError,
+            self.errors.ProducerFencedError,
+            self.errors.InvalidTxnStateError,
+            self.errors.InvalidProducerIdMappingError,
+            self.errors.UnknownProducerIdError,
         )
 
     def describe(self, transactional_ids: Collection[str]) -> dict[str, Listed]:
         """The transactions of these ids; an id that the broker does not know is not among them."""
-        return self._patiently(
+        return self.patiently(
             lambda: self._describe(transactional_ids), transactional_ids, needs=_transactions(transactional_ids)
         )
 
     def _describe(self, transactional_ids: Collection[str]) -> dict[str, Listed]:
         found = {}
         by_node: dict[Any, list[str]] = defaultdict(list)
-
-        async def locate() -> None:
-            kind = self._metadata.CoordinatorType.TRANSACTION
-            nodes = await self._admin._find_coordinator_ids(list(transactional_ids), key_type=kind)
-            for key, node in nodes.items():
-                by_node[node].append(key)
-
-        self._admin._manager.run(locate)
+        for key, node in self.run(self.coordinators, transactional_ids).items():
+            by_node[node].append(key)
         for node, keys in by_node.items():
-            answer = self._admin._manager.run(self._send, self._admin._describe_transactions_request(keys), node)
+            answer = self.run(self.send, self._admin._describe_transactions_request(keys), node)
             for each in answer.transaction_states:
-                error = self._errors.for_code(each.error_code)
-                if error is self._errors.TransactionalIdNotFoundError:
+                error = self.errors.for_code(each.error_code)
+                if error is self.errors.TransactionalIdNotFoundError:
                     continue
-                if error is not self._errors.NoError:
+                if error is not self.errors.NoError:
                     raise error()
                 found[each.transactional_id] = Listed(
                     each.transactional_id,
@@ -235,14 +230,14 @@ class ControlClient:
     def open_transactions(self, prefix: str) -> list[Listed]:
         """Every transaction whose id begins so and that is not ended yet."""
         states = ("Ongoing", *_FINISHING)
-        listed = self._patiently(lambda: self._admin.list_transactions(state_filters=states), ())
+        listed = self.patiently(lambda: self._admin.list_transactions(state_filters=states), ())
         ids = [each.transactional_id for of_broker in listed.values() for each in of_broker]
         named = self.describe([each for each in ids if each.startswith(prefix)])
         return [each for each in named.values() if each.state in states]
 
     def transactions(self, prefix: str) -> list[Listed]:
         """Every transaction whose id begins so and that brokers remember, ended or not."""
-        listed = self._patiently(self._admin.list_transactions, ())
+        listed = self.patiently(self._admin.list_transactions, ())
         ids = [each.transactional_id for of_broker in listed.values() for each in of_broker]
         return list(self.describe([each for each in ids if each.startswith(prefix)]).values())
 
@@ -252,7 +247,7 @@ class ControlClient:
             return []
         kind = require("kafka", "kafka").TopicPartition
         wanted = [kind(each.topic, each.number) for each in partitions]
-        answer = self._patiently(lambda: self._admin.describe_producers(wanted), ())
+        answer = self.patiently(lambda: self._admin.describe_producers(wanted), ())
         return [
             OpenThere(
                 Partition(place.topic, place.partition),
@@ -288,9 +283,9 @@ class ControlClient:
             for each in answer.markers:
                 for written in each.topics:
                     for partition in written.partitions:
-                        self._raise(partition.error_code)
+                        self.raise_for(partition.error_code)
 
-        self._patiently(lambda: judge(self._admin._manager.run(ask)), ())
+        self.patiently(lambda: judge(self.run(ask)), ())
 
     def wait_until_finished(self, transactional_ids: Collection[str]) -> None:
         """Until the broker is not about to finish a transaction of these ids; OutcomeUnknown if that takes too long."""
@@ -310,7 +305,7 @@ class ControlClient:
         """The committed offsets of groups, by partition of the topic. With `stable`, waits until no transaction is about to change
         one; raises OutcomeUnknown if that takes longer than the patience lasts."""
         needs = {GROUP: f"Read on the group {next(iter(groups))!r}", TOPIC: f"Read on the topic {topic!r}"}
-        return self._patiently(
+        return self.patiently(
             lambda: self._committed(groups, topic, stable=stable),
             groups,
             kind="GROUP",
@@ -320,12 +315,8 @@ class ControlClient:
 
     def _committed(self, groups: Collection[str], topic: str, *, stable: bool) -> dict[str, dict[int, Committed]]:
         by_node: dict[Any, list[str]] = defaultdict(list)
-
-        async def locate() -> None:
-            for key, node in (await self._admin._find_coordinator_ids(list(groups))).items():
-                by_node[node].append(key)
-
-        self._admin._manager.run(locate)
+        for key, node in self.run(self.coordinators, groups, "GROUP").items():
+            by_node[node].append(key)
         request = self._consumer.OffsetFetchRequest
         of_group = request.OffsetFetchRequestGroup
         found: dict[str, dict[int, Committed]] = {key: {} for key in groups}
@@ -335,18 +326,18 @@ class ControlClient:
             # Who asks for one by its name is refused.
             named = of_group.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])
             asked.append(of_group(group_id=keys[0], topics=[named]))
-            answer = self._admin._manager.run(
-                self._send, request(groups=asked, require_stable=stable, min_version=8, max_version=8), node
+            answer = self.run(
+                self.send, request(groups=asked, require_stable=stable, min_version=8, max_version=8), node
             )
             for group in answer.groups:
                 found[group.group_id].update(self._offsets_of(group, topic))
         return found
 
     def _offsets_of(self, group: Any, topic: str) -> dict[int, Committed]:
-        self._raise(group.error_code)
+        self.raise_for(group.error_code)
         offsets = {}
         for partition in (each for of_topic in group.topics if of_topic.name == topic for each in of_topic.partitions):
-            self._raise(partition.error_code)
+            self.raise_for(partition.error_code)
             if partition.committed_offset >= 0:
                 offsets[partition.partition_index] = Committed(partition.committed_offset, partition.metadata or "")
         return offsets
@@ -355,7 +346,7 @@ class ControlClient:
 
     def transaction_version(self) -> int:
         """The level of the feature transaction.version; 0 where brokers do not know it."""
-        features = self._patiently(self._admin.describe_features, ())
+        features = self.patiently(self._admin.describe_features, ())
         return int(features.get("transaction.version", {}).get("finalized", (0, 0))[1])
 
     def broker_settings(self, names: Collection[str]) -> dict[str, str] | None:
@@ -365,18 +356,18 @@ class ControlClient:
         resource = kinds.ConfigResource(kinds.ConfigResourceType.BROKER, str(node), configs=dict.fromkeys(names))
         # kafka-python's own call gives no settings for a refusal, and does not say that it was one.
         request = self._admin._describe_configs_request([resource])
-        (answer,) = self._patiently(lambda: self._admin._manager.run(self._send, request, node), ()).results
-        error = self._errors.for_code(answer.error_code)
-        if error is self._errors.ClusterAuthorizationFailedError:
+        (answer,) = self.patiently(lambda: self.run(self.send, request, node), ()).results
+        error = self.errors.for_code(answer.error_code)
+        if error is self.errors.ClusterAuthorizationFailedError:
             return None
-        self._raise(answer.error_code)
+        self.raise_for(answer.error_code)
         return {each.name: each.value for each in answer.configs if each.name in names}
 
     def topics(self, names: Collection[str] | None = None) -> dict[str, int]:
         """How many partitions each of these topics has; one that is not there is not in it. Or of every topic that people made and
         the user may see."""
-        described = self._patiently(lambda: self._admin.describe_topics(None if names is None else sorted(names)), ())
-        refused = self._errors.TopicAuthorizationFailedError.errno
+        described = self.patiently(lambda: self._admin.describe_topics(None if names is None else sorted(names)), ())
+        refused = self.errors.TopicAuthorizationFailedError.errno
         hidden = sorted(each["name"] for each in described if each["error_code"] == refused)
         if hidden:
             raise explained(TOPIC, "", needs=_topics(hidden))
@@ -388,7 +379,7 @@ class ControlClient:
 
     def replicas_of(self, topics: Collection[str]) -> dict[str, int]:
         """On how many brokers the partitions of these topics are, at the least; of those that are there."""
-        described = self._patiently(lambda: self._admin.describe_topics(sorted(topics)), ())
+        described = self.patiently(lambda: self._admin.describe_topics(sorted(topics)), ())
         return {
             each["name"]: min((len(partition["replica_nodes"]) for partition in each["partitions"]), default=0)
             for each in described
@@ -416,12 +407,12 @@ class ControlClient:
         def ask() -> Any:
             try:
                 return self._admin.list_partition_offsets(wanted, isolation_level=level)
-            except self._errors.UnknownTopicOrPartitionError:
+            except self.errors.UnknownTopicOrPartitionError:
                 # So is one called that the user may not see any more. Asked for by its name, it is refused.
                 self.topics(names)
                 raise
 
-        answer = self._patiently(ask, (), needs=_topics(names))
+        answer = self.patiently(ask, (), needs=_topics(names))
         return {each: int(answer[kind(each.topic, each.number)].offset) for each in partitions}
 
     def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
@@ -429,23 +420,43 @@ class ControlClient:
         wanted = kinds.NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(settings))
         try:
             self._admin.create_topics([wanted])
-        except self._errors.TopicAlreadyExistsError:
+        except self.errors.TopicAlreadyExistsError:
             return
-        except self._errors.KafkaError as error:
+        except self.errors.KafkaError as error:
             right = f"Create on the topic {topic!r}, which is not there"
             raise self._refused(error, {TOPIC: right, CLUSTER: right}) from None
 
     # ---- inside ----
 
-    async def _send(self, request: Any, node: Any) -> Any:
-        return await self._admin._manager.send(request, node_id=node)
+    def run(self, question: Callable[..., Awaitable[R]], *arguments: Any) -> R:
+        """What a coroutine gives that sends requests."""
+        answer: R = self._admin._manager.run(question, *arguments)
+        return answer
 
-    def _raise(self, code: int) -> None:
-        error = self._errors.for_code(code)
-        if error is not self._errors.NoError:
+    def send(self, request: Any, node: Any) -> Awaitable[Any]:
+        """The answer of a broker: in a coroutine of `run` only. Of more than `_AT_ONCE` at a time to one broker, some fail."""
+        answer: Awaitable[Any] = self._admin._manager.send(request, node_id=node)
+        return answer
+
+    async def coordinators(self, keys: Collection[str], kind: str = "TRANSACTION") -> dict[str, Any]:
+        """Which broker keeps each of these transactional ids, or groups."""
+        found: dict[str, Any] = await self._admin._find_coordinator_ids(
+            list(keys), key_type=getattr(self._metadata.CoordinatorType, kind)
+        )
+        return found
+
+    async def leaders(self, topic: str) -> dict[int, Any]:
+        """Which broker takes the records of each partition of a topic; -1 if there is none now."""
+        (found,) = (await self._admin._get_cluster_metadata([topic]))["topics"]
+        self.raise_for(found["error_code"])
+        return {each["partition_index"]: each["leader_id"] for each in found["partitions"]}
+
+    def raise_for(self, code: int) -> None:
+        error = self.errors.for_code(code)
+        if error is not self.errors.NoError:
             raise error()
 
-    def _patiently(
+    def patiently(
         self,
         call: Callable[[], R],
         keys: Iterable[str],
@@ -460,7 +471,7 @@ class ControlClient:
         while True:
             try:
                 return call()
-            except self._errors.KafkaError as error:
+            except self.errors.KafkaError as error:
                 if not self._may_pass(error):
                     raise self._refused(error, needs) from None
                 if time.monotonic() > deadline:
@@ -471,12 +482,12 @@ class ControlClient:
 
     def _may_pass(self, error: Any) -> bool:
         lost = (
-            self._errors.KafkaConnectionError,
-            self._errors.KafkaTimeoutError,
-            self._errors.RequestTimedOutError,
-            self._errors.NodeNotReadyError,
-            self._errors.UnknownBrokerIdError,
-            self._errors.Cancelled,
+            self.errors.KafkaConnectionError,
+            self.errors.KafkaTimeoutError,
+            self.errors.RequestTimedOutError,
+            self.errors.NodeNotReadyError,
+            self.errors.UnknownBrokerIdError,
+            self.errors.Cancelled,
         )
         return isinstance(error, lost) or bool(getattr(error, "retriable", False))
 
@@ -487,10 +498,12 @@ class ControlClient:
 
     def _gave_up(self, error: Any, patience_s: float) -> TwophaseError:
         what = f"{type(error).__name__} for {patience_s:.0f} s"
-        if isinstance(error, self._errors.UnstableOffsetCommitError):
+        if isinstance(error, self.errors.UnstableOffsetCommitError):
             return OutcomeUnknown(
                 f"a transaction that moves a marker is still in doubt at the broker ({what}): try again"
             )
+        if isinstance(error, self.errors.UnknownTopicOrPartitionError):
+            return explained("_UNKNOWN_TOPIC", what)
         trouble = self._trouble()
         return TargetUnavailable(f"the brokers do not answer ({what})") if trouble is None else trouble.explained()
 

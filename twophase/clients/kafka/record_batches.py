@@ -1,0 +1,222 @@
+"""Record batches: rows of a topic as the bytes that its partitions are sent, message format 2.
+
+::
+
+    rows ─► which partition each belongs to ─► for each partition, its rows in their order ─► batches ─► sealed
+
+Everything that is done for each record is done in C (`_record_batches`), from the addresses of the values. A batch keeps what it
+was made of until it is taken: one that is too large for the topic is made anew, as two.
+
+Where the C could not be built, or a setting is one that only librdkafka has, librdkafka does all this (sinks/kafka/producer.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twophase.clients.kafka.rows import Addresses, Rows, addresses
+
+native: Any
+"""What is done for each record, in C."""
+try:
+    native = importlib.import_module("twophase._record_batches")
+except ImportError:  # there was no compiler where twophase was installed
+    native = None
+
+DEFAULT_BATCH_BYTES = 512 << 10
+_LARGEST_BATCH_BYTES = 1_000_000
+"""A bit less than what topics take unless they are told otherwise."""
+_TRANSACTIONAL = 0x10
+_CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 << 10
+_KNOWN_SETTINGS = frozenset(
+    {
+        "acks",
+        "batch.size",
+        "bootstrap.servers",
+        "client.id",
+        "compression.level",
+        "compression.type",
+        "delivery.timeout.ms",
+        "enable.idempotence",
+        "enable.ssl.certificate.verification",
+        "linger.ms",
+        "log_level",
+        "max.in.flight.requests.per.connection",
+        "message.max.bytes",
+        "metadata.max.age.ms",
+        "partitioner",
+        "reconnect.backoff.ms",
+        "request.timeout.ms",
+        "retries",
+        "sasl.mechanisms",
+        "sasl.password",
+        "sasl.username",
+        "security.protocol",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "ssl.key.password",
+        "ssl.key.pem",
+    }
+)
+"""By librdkafka's names: those that mean something here, and those whose meaning is kept without them."""
+_PARTITIONERS = frozenset({"murmur2", "murmur2_random"})
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """How batches are made, by the settings of a producer."""
+
+    most_bytes: int = DEFAULT_BATCH_BYTES
+    compression: str = "none"
+    compression_level: int | None = None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> BatchForm | None:
+        """By librdkafka's names; None if these settings are not for us."""
+        if native is None or not settings.keys() <= _KNOWN_SETTINGS:
+            return None
+        compression = settings.get("compression.type", "none")
+        if compression not in _CODECS or settings.get("partitioner", "murmur2_random") not in _PARTITIONERS:
+            return None
+        try:
+            largest = int(settings.get("message.max.bytes", _LARGEST_BATCH_BYTES))
+            most = min(int(settings.get("batch.size", DEFAULT_BATCH_BYTES)), largest)
+            level = int(settings["compression.level"]) if "compression.level" in settings else None
+        except ValueError:
+            return None  # librdkafka has the words for it
+        return cls(max(most, 1), compression, None if level == -1 else level)
+
+    def _compressed(self, records: bytes) -> bytes:
+        if self.compression == "none":
+            return records
+        if self.compression == "snappy":
+            return _in_xerial_frames(records)
+        return bytes(pa.Codec(self.compression, self.compression_level).compress(records, asbytes=True))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows, as C takes them; and what keeps the memory that they lie in."""
+
+    keys: tuple[Addresses, Addresses]
+    values: tuple[Addresses, Addresses]
+    times: npt.NDArray[np.int64] | None
+    header_offsets: npt.NDArray[np.int64] | None
+    header_keys: tuple[Addresses, Addresses] | None
+    header_values: tuple[Addresses, Addresses] | None
+    base_time_ms: int
+    kept: Rows = field(repr=False)
+
+    @classmethod
+    def of(cls, rows: Rows, now_ms: int) -> Columns:
+        count = len(rows.values)
+        nothing = np.zeros(count, np.uint64)
+        offsets = header_keys = header_values = None
+        if rows.headers is not None:
+            # What lies below a null is arbitrary: it becomes an empty list.
+            none: Any = pa.scalar([], rows.headers.type)
+            rows = replace(rows, headers=pc.if_else(rows.headers.is_null(), none, rows.headers))
+            assert rows.headers is not None
+            offsets = _header_offsets(rows.headers)
+            header_keys, header_values = (addresses(rows.headers.values.field(name)) for name in ("key", "value"))
+        times = None if rows.times is None else np.ascontiguousarray(rows.times)
+        keys = (nothing, nothing) if rows.keys is None else addresses(rows.keys)
+        return cls(keys, addresses(rows.values), times, offsets, header_keys, header_values, now_ms, rows)
+
+    def by_partition(self, count: int, first: int) -> dict[int, npt.NDArray[np.int64]]:
+        """Partition → its rows, in their order. Rows without a key, and without a partition of their own, go to any: as many to
+        each, in one piece, beginning with `first`."""
+        chosen = np.empty(len(self.keys[0]), np.int32)
+        native.partitions(*self.keys, count, chosen)
+        if self.kept.partitions is not None:
+            chosen = np.where(self.kept.partitions >= 0, self.kept.partitions, chosen)
+        free = np.flatnonzero(chosen < 0)
+        if len(free):
+            chosen[free] = (first + np.arange(len(free)) * count // len(free)) % count
+        order = np.argsort(chosen, kind="stable")
+        numbers, starts = np.unique(chosen[order], return_index=True)
+        return dict(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records of one partition, to be sent as one."""
+
+    columns: Columns
+    rows: npt.NDArray[np.int64]
+    records: bytes = field(repr=False)
+    newest_ms: int
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def sealed(self, form: BatchForm, producer_id: int, producer_epoch: int, sequence: int) -> bytes:
+        """As it is sent; outside of transactions, producer id, epoch and sequence are -1."""
+        attributes = _CODECS[form.compression] | (_TRANSACTIONAL if producer_id >= 0 else 0)
+        made: bytes = native.sealed(
+            form._compressed(self.records),
+            attributes,
+            self.count,
+            self.columns.base_time_ms,
+            self.newest_ms,
+            producer_id,
+            producer_epoch,
+            sequence,
+        )
+        return made
+
+    def halves(self) -> list[Batch]:
+        """The same records in two batches, or as few more as it takes."""
+        return list(batches_of(self.columns, self.rows, max(len(self.records) // 2, 1)))
+
+
+def batches_of(columns: Columns, rows: npt.NDArray[np.int64], most_bytes: int) -> Iterator[Batch]:
+    """The rows in batches of at most so many bytes; a record that is larger has one of its own."""
+    begun = 0
+    while begun < len(rows):
+        left = np.ascontiguousarray(rows[begun:])
+        records, taken, newest_ms = native.records(
+            most_bytes,
+            columns.base_time_ms,
+            left,
+            *columns.keys,
+            *columns.values,
+            columns.times,
+            columns.header_offsets,
+            *(columns.header_keys or (None, None)),
+            *(columns.header_values or (None, None)),
+        )
+        yield Batch(columns, left[:taken], records, newest_ms)
+        begun += taken
+
+
+def _header_offsets(headers: Any) -> npt.NDArray[np.int64]:
+    """Where the headers of each row begin, and where those of the last one end."""
+    kind = np.dtype(np.int64 if pa.types.is_large_list(headers.type) else np.int32)
+    offsets = np.frombuffer(headers.buffers()[1], kind, len(headers) + 1, headers.offset * kind.itemsize)
+    return offsets.astype(np.int64)
+
+
+def _in_xerial_frames(data: bytes) -> bytes:
+    """Snappy as Java's client frames it: blocks, each with its length."""
+    codec, parts = pa.Codec("snappy"), [_XERIAL]
+    for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = bytes(codec.compress(data[start : start + _XERIAL_BLOCK_BYTES], asbytes=True))
+        parts += [struct.pack(">i", len(block)), block]
+    return b"".join(parts)
