@@ -34,7 +34,7 @@ test-kit: venv ## run the tests of what tests: suites on sinks with mistakes, th
 	$(PYTEST) -n 3 -m kit $(ARGS)
 
 test-servers: venv ## run the tests on Kafka, PostgreSQL, HDFS and Pravega, which they fetch and start, RocksDB and sockets; forty minutes
-	$(PYTEST) -n 4 -m "servers and not thorough" $(ARGS)
+	$(PYTEST) -n 3 -m "servers and not thorough" $(ARGS)
 
 test-thorough: venv ## run the suites that differ little from those of test-servers: the other client of HDFS, another PostgreSQL
 	$(PYTEST) -n 4 -m thorough $(ARGS)

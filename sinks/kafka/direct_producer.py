@@ -27,7 +27,7 @@ from twophase.clients.kafka.partition import Partition
 from twophase.clients.kafka.producing import Numbered, ProducerClient, ProducerIdentity, Stopped
 from twophase.clients.kafka.record_batches import Batch, BatchForm, Columns, batches_of
 from twophase.clients.kafka.refusals import explained
-from twophase.clients.kafka.rows import Rows, joined
+from twophase.clients.kafka.rows import Rows, copied, joined
 
 _HELD_BYTES = 1 << 20
 """Rows are kept until there are so many: a batch of ten rows costs a broker as much as one of ten thousand."""
@@ -65,22 +65,20 @@ class DirectProducer:
     def produce(self, topic: str, rows: Rows) -> None:
         """Hand rows over. They are not durable before `flush` or `mark`."""
         self._pipe.raise_trouble()
-        held = self._held.setdefault(topic, [])
+        held = self._held.get(topic)
         if held and not held[-1].is_like(rows):
-            self._send(topic)
-            held = self._held.setdefault(topic, [])
-        held.append(rows)
+            self._send_held(topic)
+        if topic not in self._held and rows.nbytes >= _HELD_BYTES:
+            self._send(topic, rows)
+            return
+        self._held.setdefault(topic, []).append(copied(rows))
         self._held_bytes += rows.nbytes
         if self._held_bytes >= _HELD_BYTES:
-            for each in list(self._held):
-                self._send(each)
-            self._held_bytes = 0
+            self._send_all_held()
 
     def flush(self) -> None:
         """Make everything durable."""
-        for topic in list(self._held):
-            self._send(topic)
-        self._held_bytes = 0
+        self._send_all_held()
         self._pipe.flush()
 
     def mark(self, group: str, topic: str, partition: int, offset: int, metadata: str) -> None:
@@ -110,11 +108,16 @@ class DirectProducer:
 
     # ---- rows ----
 
-    def _send(self, topic: str) -> None:
-        rows = self._held.pop(topic, [])
-        if not rows:
-            return
-        columns = Columns.of(joined(rows), time.time_ns() // 1_000_000)
+    def _send_all_held(self) -> None:
+        for topic in list(self._held):
+            self._send_held(topic)
+        self._held_bytes = 0
+
+    def _send_held(self, topic: str) -> None:
+        self._send(topic, joined(self._held.pop(topic)))
+
+    def _send(self, topic: str, rows: Rows) -> None:
+        columns = Columns.of(rows, time.time_ns() // 1_000_000)
         count = self._partitions_of(topic)
         self._turn += 1
         of_partition = columns.by_partition(count, self._turn % count)

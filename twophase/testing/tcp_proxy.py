@@ -39,6 +39,7 @@ Result = TypeVar("Result")
 
 _CHUNK = 1 << 16
 _OBEYS_WITHIN_S = 30.0
+_QUIET_TURNS = 5
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -260,10 +261,16 @@ class TcpProxy:
     async def _end(self) -> None:
         if self._listening is not None:
             self._listening.close()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        quiet = 0
+        while quiet < _QUIET_TURNS:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
             for link in self._links:
                 link.cut()
-            await asyncio.wait(others, timeout=0.1)
+            if others:
+                await asyncio.wait(others, timeout=0.1)
+            # A client that was accepted in the last moment has a task one turn later, and a socket is closed one turn after its task.
+            await asyncio.sleep(0)
+            quiet = 0 if others else quiet + 1
 
     async def _connected(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One connection, from its beginning to its end."""

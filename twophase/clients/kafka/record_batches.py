@@ -4,8 +4,8 @@
 
     rows ─► which partition each belongs to ─► for each partition, its rows in their order ─► batches ─► sealed
 
-Everything that is done for each record is done in C (`_record_batches`), from the addresses of the values. A batch keeps what it
-was made of until it is taken: one that is too large for the topic is made anew, as two.
+Everything that is done for each record is done in C (`_record_batches`), from the addresses of the values; what was written to a
+batch is a copy of them. A batch that is too large for its topic is cut in two.
 
 Where the C could not be built, or a setting is one that only librdkafka has, librdkafka does all this (sinks/kafka/producer.py).
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +111,7 @@ class BatchForm:
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows, as C takes them; and what keeps the memory that they lie in."""
+    """Rows, as C takes them, for as long as the memory that they lie in is theirs."""
 
     keys: tuple[Addresses, Addresses]
     values: tuple[Addresses, Addresses]
@@ -157,14 +157,10 @@ class Columns:
 class Batch:
     """Records of one partition, to be sent as one."""
 
-    columns: Columns
-    rows: npt.NDArray[np.int64]
     records: bytes = field(repr=False)
+    count: int
+    base_time_ms: int
     newest_ms: int
-
-    @property
-    def count(self) -> int:
-        return len(self.rows)
 
     def sealed(self, form: BatchForm, producer_id: int, producer_epoch: int, sequence: int) -> bytes:
         """As it is sent; outside of transactions, producer id, epoch and sequence are -1."""
@@ -173,7 +169,7 @@ class Batch:
             form._compressed(self.records),
             attributes,
             self.count,
-            self.columns.base_time_ms,
+            self.base_time_ms,
             self.newest_ms,
             producer_id,
             producer_epoch,
@@ -182,8 +178,18 @@ class Batch:
         return made
 
     def halves(self) -> list[Batch]:
-        """The same records in two batches, or as few more as it takes."""
-        return list(batches_of(self.columns, self.rows, max(len(self.records) // 2, 1)))
+        """The same records in two batches: each begins to count anew."""
+        pieces = list(_pieces(self.records))
+        middle = len(pieces) // 2
+        return [self._of(pieces[:middle]), self._of(pieces[middle:])]
+
+    def _of(self, pieces: Sequence[tuple[int, bytes]]) -> Batch:
+        made = bytearray()
+        for offset, (delta_ms, rest) in enumerate(pieces):
+            record = b"\x00" + _varint(delta_ms) + _varint(offset) + rest
+            made += _varint(len(record)) + record
+        newest_ms = self.base_time_ms + max(delta_ms for delta_ms, _ in pieces)
+        return Batch(bytes(made), len(pieces), self.base_time_ms, newest_ms)
 
 
 def batches_of(columns: Columns, rows: npt.NDArray[np.int64], most_bytes: int) -> Iterator[Batch]:
@@ -202,7 +208,7 @@ def batches_of(columns: Columns, rows: npt.NDArray[np.int64], most_bytes: int) -
             *(columns.header_keys or (None, None)),
             *(columns.header_values or (None, None)),
         )
-        yield Batch(columns, left[:taken], records, newest_ms)
+        yield Batch(records, taken, columns.base_time_ms, newest_ms)
         begun += taken
 
 
@@ -211,6 +217,38 @@ def _header_offsets(headers: Any) -> npt.NDArray[np.int64]:
     kind = np.dtype(np.int64 if pa.types.is_large_list(headers.type) else np.int32)
     offsets = np.frombuffer(headers.buffers()[1], kind, len(headers) + 1, headers.offset * kind.itemsize)
     return offsets.astype(np.int64)
+
+
+def _pieces(records: bytes) -> Iterator[tuple[int, bytes]]:
+    """Of each record: how much later it is than the batch's time, and what stands behind its place in the batch."""
+    at = 0
+    while at < len(records):
+        size, at = _read_varint(records, at)
+        end = at + size
+        delta_ms, at = _read_varint(records, at + 1)
+        _, at = _read_varint(records, at)
+        yield delta_ms, records[at:end]
+        at = end
+
+
+def _varint(number: int) -> bytes:
+    left, made = (number << 1) ^ (number >> 63), bytearray()
+    while left >= 128:
+        made.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*made, left])
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return (number >> 1) ^ -(number & 1), at
+        shift += 7
 
 
 def _in_xerial_frames(data: bytes) -> bytes:

@@ -39,6 +39,18 @@ class Rows:
         return (*(None if each is None else each.type for each in arrays), self.partitions is None, self.times is None)
 
 
+def copied(rows: Rows) -> Rows:
+    """The same in memory of its own: what a task is handed may be overwritten by what comes next."""
+    every = pa.array(np.arange(len(rows.values)))
+    return Rows(
+        values=rows.values.take(every),
+        keys=None if rows.keys is None else rows.keys.take(every),
+        partitions=rows.partitions,
+        headers=None if rows.headers is None else rows.headers.take(every),
+        times=rows.times,
+    )
+
+
 def joined(rows: Sequence[Rows]) -> Rows:
     """One after the other; all are alike."""
     if len(rows) == 1:
