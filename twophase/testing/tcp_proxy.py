@@ -268,7 +268,7 @@ class TcpProxy:
                 link.cut()
             if others:
                 await asyncio.wait(others, timeout=0.1)
-            # A client that was accepted in the last moment has a task one turn later, and a socket is closed one turn after its task.
+            # A client that was accepted in the last moment has a task one turn later; a socket is closed one turn after its task.
             await asyncio.sleep(0)
             quiet = 0 if others else quiet + 1
 
