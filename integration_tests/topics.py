@@ -127,6 +127,8 @@ class TopicUnderTest(SinkTarget):
         self.prefix = f"suite-{uuid.uuid4().hex}"
         self._typed_as_text = False
         self._timeout_ms = 900_000
+        self.kafka: dict[str, str] = {}
+        """Settings of the clients."""
         self.create()
 
     def create(self) -> None:
@@ -136,6 +138,7 @@ class TopicUnderTest(SinkTarget):
         return KafkaSink(
             self.bootstrap,
             self.topic,
+            kafka=self.kafka,
             transactional_id_prefix=self.prefix,
             transaction_timeout_ms=self._timeout_ms,
             request_timeout_ms=20_000,
