@@ -53,7 +53,7 @@ class _BySlot(Sink[Any]):
         super().require_fit(_with_slot(schema), overwrite=overwrite)
 
     def begin(self, plan: Plan, task: Task) -> Any:
-        return WithSlot(super().begin(plan, task), task.slot)
+        return WithSlot(super().begin(plan, task), task.slot)  # type: ignore[safe-super]
 
 
 class BySlot(_BySlot, RocksDBSink):

@@ -16,7 +16,7 @@ import importlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +106,8 @@ class BatchForm:
             return records
         if self.compression == "snappy":
             return _in_xerial_frames(records)
-        return bytes(pa.Codec(self.compression, self.compression_level).compress(records, asbytes=True))
+        codec: Any = pa.Codec(cast(Any, self.compression), self.compression_level)
+        return bytes(codec.compress(records, asbytes=True))
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,10 @@ class Columns:
         if rows.headers is not None:
             # What lies below a null is arbitrary: it becomes an empty list.
             none: Any = pa.scalar([], rows.headers.type)
-            rows = replace(rows, headers=pc.if_else(rows.headers.is_null(), none, rows.headers))
-            assert rows.headers is not None
-            offsets = _header_offsets(rows.headers)
-            header_keys, header_values = (addresses(rows.headers.values.field(name)) for name in ("key", "value"))
+            headers: Any = pc.if_else(rows.headers.is_null(), none, rows.headers)
+            rows = replace(rows, headers=headers)
+            offsets = _header_offsets(headers)
+            header_keys, header_values = (addresses(headers.values.field(name)) for name in ("key", "value"))
         times = None if rows.times is None else np.ascontiguousarray(rows.times)
         keys = (nothing, nothing) if rows.keys is None else addresses(rows.keys)
         return cls(keys, addresses(rows.values), times, offsets, header_keys, header_values, now_ms, rows)

@@ -41,7 +41,7 @@ class Rows:
 
 def copied(rows: Rows) -> Rows:
     """The same in memory of its own: what a task is handed may be overwritten by what comes next."""
-    every = pa.array(np.arange(len(rows.values)))
+    every = np.arange(len(rows.values))
     return Rows(
         values=rows.values.take(every),
         keys=None if rows.keys is None else rows.keys.take(every),
