@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _IN_MEMORY_BYTES = 32 << 20
 _CONNECTS_WITHIN_S = 5.0
+_LOST_NAME_NODE = "EOFException"
 
 
 class WebNameNode:
@@ -86,6 +87,13 @@ class WebNameNode:
         if there != set(names):
             raise FileNotFoundError(errno.ENOENT, "was swept while it was made", folder)
 
+    def _is_there(self, path: str) -> bool:
+        try:
+            self.status(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     def _is_folder(self, path: str) -> bool:
         try:
             return self.status(path).is_folder
@@ -119,7 +127,14 @@ class WebNameNode:
             begun = self._ask(
                 "create", path, lambda: self._client._create(path, overwrite="false", createparent="false")
             )
-        self._ask("write", path, lambda: self._put(begun.headers["location"], _Body(file, length)))
+        try:
+            self._ask("write", path, lambda: self._put(begun.headers["location"], _Body(file, length)))
+        except OSError as error:
+            # The DataNode spoke to a NameNode that has been started again meanwhile, over a connection to the one before. If there is
+            # no file, nothing has come of it.
+            if error.errno == errno.EIO and _LOST_NAME_NODE in str(error) and not self._is_there(path):
+                raise NotTaken(f"write {path}: the DataNode has lost the NameNode ({error.strerror})") from None
+            raise
 
     def _put(self, location: str, body: _Body) -> Any:
         """To the DataNode that the NameNode chose; with a length, so that a body that was cut off is known as one."""

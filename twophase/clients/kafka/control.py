@@ -446,10 +446,16 @@ class ControlClient:
         return found
 
     async def leaders(self, topic: str) -> dict[int, Any]:
-        """Which broker takes the records of each partition of a topic; -1 if there is none now."""
-        (found,) = (await self._admin._get_cluster_metadata([topic]))["topics"]
-        self.raise_for(found["error_code"])
-        return {each["partition_index"]: each["leader_id"] for each in found["partitions"]}
+        """Which broker takes the records of each partition of a topic; -1 if there is none now. A topic that is not there is
+        created by this question, if brokers do that: as for any producer."""
+        request = self._metadata.MetadataRequest
+        wanted = [request.MetadataRequestTopic(name=topic)]
+        answer = await self._admin._manager.send(
+            request(topics=wanted, allow_auto_topic_creation=True, min_version=4, max_version=9)
+        )
+        (found,) = answer.topics
+        self.raise_for(found.error_code)
+        return {each.partition_index: each.leader_id for each in found.partitions}
 
     def raise_for(self, code: int) -> None:
         error = self.errors.for_code(code)
