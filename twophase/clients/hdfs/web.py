@@ -130,8 +130,8 @@ class WebNameNode:
         try:
             self._ask("write", path, lambda: self._put(begun.headers["location"], _Body(file, length)))
         except OSError as error:
-            # The DataNode spoke to a NameNode that has been started again meanwhile, over a connection to the one before. If there is
-            # no file, nothing has come of it.
+            # The DataNode spoke to a NameNode that was started again meanwhile, over a connection to the one before. If there is no
+            # file, nothing has come of it.
             if error.errno == errno.EIO and _LOST_NAME_NODE in str(error) and not self._is_there(path):
                 raise NotTaken(f"write {path}: the DataNode has lost the NameNode ({error.strerror})") from None
             raise
