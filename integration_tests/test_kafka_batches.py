@@ -26,10 +26,10 @@ from twophase.sinks.kafka.sink import KafkaSink
 from twophase.testing.servers.server import Server
 from twophase.testing.sink_steps import SinkSteps
 
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.skipif(record_batches.native is None, reason="twophase was installed where there was no compiler"),
-]
+pytestmark = pytest.mark.servers
+
+if record_batches.native is None:
+    pytest.skip("twophase was installed where there was no compiler", allow_module_level=True)
 
 PATIENCE_S = 20.0
 TIMEOUT_MS = 60_000
