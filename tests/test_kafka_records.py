@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from twophase.clients.kafka.rows import NO_TIME
 from twophase.errors import SchemaMismatch
 from twophase.sinks.kafka import records
 
@@ -51,7 +52,7 @@ def test_a_time_is_in_milliseconds_and_none_is_now(unit: Any, zone: str | None) 
     times = pa.array([1_700_000_000, None], pa.timestamp("s", zone)).cast(pa.timestamp(unit, zone))
     ((_, rows),) = records.rows_by_topic(batch(value=["1", "2"], timestamp=times), "t")
     assert rows.times is not None
-    assert rows.times.tolist() == [1_700_000_000_000, 0]
+    assert rows.times.tolist() == [1_700_000_000_000, NO_TIME]
 
 
 @pytest.mark.parametrize(

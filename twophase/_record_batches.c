@@ -10,6 +10,7 @@
 
 #define HEADER_BYTES 61
 #define CRC_AT 17
+#define NO_TIME INT64_MIN
 #define CHECKED_FROM 21 /* the checksum is of all that follows it */
 
 /* ---- CRC-32C ---- */
@@ -215,7 +216,7 @@ static inline uint8_t *put_bytes(uint8_t *out, const Values *values, int64_t row
 
 static inline int64_t time_of(const Columns *columns, int64_t row)
 {
-    return columns->times == NULL || columns->times[row] == 0 ? columns->base_time : columns->times[row];
+    return columns->times == NULL || columns->times[row] == NO_TIME ? columns->base_time : columns->times[row];
 }
 
 /* Without the length that stands before it. */
@@ -283,7 +284,7 @@ PyDoc_STRVAR(records_doc,
     "records(most, base_time, rows, key_at, key_length, value_at, value_length, times, header_offsets, header_key_at, "
     "header_key_length, header_value_at, header_value_length)\n\n"
     "The records of as many of the rows as take `most` bytes: (bytes, how many, the newest time). Columns are uint64 addresses and "
-    "lengths, at 0 for null; rows, times (0 is base_time; or None) and header_offsets (or None) are int64.");
+    "lengths, at 0 for null; rows, times (the lowest number is base_time; or None) and header_offsets (or None) are int64.");
 
 static PyObject *records(PyObject *module, PyObject *arguments)
 {

@@ -28,11 +28,13 @@ from twophase.clients.kafka.producing import Numbered, ProducerClient, ProducerI
 from twophase.clients.kafka.record_batches import Batch, BatchForm, Columns, batches_of
 from twophase.clients.kafka.refusals import explained
 from twophase.clients.kafka.rows import Rows, copied, joined
+from twophase.errors import ProtocolViolation
 
 _HELD_BYTES = 1 << 20
 """Rows are kept until there are so many: a batch of ten rows costs a broker as much as one of ten thousand."""
 _CHUNK_BYTES = 8 << 20
 _CHUNKS_WAITING = 1
+_WORTH_A_BATCH_BYTES = 16 << 10
 
 
 class DirectProducer:
@@ -48,7 +50,6 @@ class DirectProducer:
         end_version: int = 0,
     ):
         self._client = ProducerClient(control, form, transactional_id, timeout_ms=timeout_ms)
-        self._form = form
         self._end_version = end_version
         self._held: dict[str, list[Rows]] = {}
         self._held_bytes = 0
@@ -102,9 +103,11 @@ class DirectProducer:
         self._pipe.stop(self._client.stop)
 
     def __del__(self) -> None:
-        # A task that was neither voted for nor aborted leaves it: its thread would live as long as the process.
+        # A task that was neither voted for nor aborted leaves it: its thread would live as long as the process. Nothing is waited
+        # for: this may be called in the very thread that answers come by.
         if hasattr(self, "_pipe"):
-            self.drop()
+            self._client.stop()
+            self._pipe.let_go()
 
     # ---- rows ----
 
@@ -117,19 +120,32 @@ class DirectProducer:
         self._send(topic, joined(self._held.pop(topic)))
 
     def _send(self, topic: str, rows: Rows) -> None:
+        try:
+            self._send_batches(topic, rows)
+        except BaseException as error:
+            self._pipe.fail(error)  # these rows are not sent: nobody may vote for the rest
+            raise
+
+    def _send_batches(self, topic: str, rows: Rows) -> None:
         columns = Columns.of(rows, time.time_ns() // 1_000_000)
         count = self._partitions_of(topic)
-        self._turn += 1
-        of_partition = columns.by_partition(count, self._turn % count)
+        of_partition = columns.by_partition(count, self._any_of(topic, rows.nbytes))
         if of_partition and max(of_partition) >= count:
             raise explained("_UNKNOWN_PARTITION", f"topic {topic!r}, partition {max(of_partition)} of {count}")
         batches = [
-            [(Partition(topic, number), each) for each in batches_of(columns, numbers, self._form.most_bytes)]
+            [(Partition(topic, number), each) for each in batches_of(columns, numbers, self._client.most_bytes(topic))]
             for number, numbers in of_partition.items()
         ]
         for together in zip_longest(*batches):
             for chunk in _cut([each for each in together if each is not None]):
                 self._pipe.put([self._client.number(*each) for each in chunk])
+
+    def _any_of(self, topic: str, size: int) -> list[int]:
+        """Where rows go that may go anywhere: to as many partitions as there are batches worth sending, others each time."""
+        available = self._client.available_of(topic)
+        wanted = min(len(available), max(1, size // _WORTH_A_BATCH_BYTES))
+        self._turn += wanted
+        return [available[(self._turn + each) % len(available)] for each in range(wanted)]
 
     def _partitions_of(self, topic: str) -> int:
         """As many as there were at first: a topic that gets more meanwhile does not tear a key's rows of one task apart."""
@@ -160,16 +176,22 @@ class _Pipe:
         self._chunks: queue.Queue[Sequence[Numbered] | None] = queue.Queue(_CHUNKS_WAITING)
         self._trouble: list[BaseException] = []
         self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
 
     def put(self, chunk: Sequence[Numbered]) -> None:
         self.raise_trouble()
+        if self._stopped.is_set():
+            raise ProtocolViolation("nothing can be written to a transaction that was let go of")
         if self._thread is None:
-            arguments = (self._send, self._chunks, self._trouble)
+            arguments = (self._send, self._chunks, self._trouble, self._stopped)
             self._thread = threading.Thread(target=_sending, args=arguments, name="twophase-kafka-pipe", daemon=True)
             self._thread.start()
         self._chunks.put(chunk)
 
     def flush(self) -> None:
+        self.raise_trouble()
+        if self._stopped.is_set():
+            raise ProtocolViolation("a transaction that was let go of can't be made durable")
         self._chunks.join()
         self.raise_trouble()
 
@@ -177,25 +199,37 @@ class _Pipe:
         if self._trouble:
             raise self._trouble[0]
 
+    def fail(self, error: BaseException) -> None:
+        if not self._trouble:
+            self._trouble.append(error)
+
     def stop(self, hurry: Callable[[], None]) -> None:
         """End the thread. What waits to be sent is not sent."""
         thread, self._thread = self._thread, None
+        hurry()
+        self.let_go()
         if thread is not None:
-            hurry()
-            self._chunks.put(None)
             thread.join()
+
+    def let_go(self) -> None:
+        """The same, without waiting for its end."""
+        self._stopped.set()
+        with suppress(queue.Full):  # then it has something to take, and looks after it
+            self._chunks.put_nowait(None)
 
 
 def _sending(
     send: Callable[[Sequence[Numbered]], None],
     chunks: queue.Queue[Sequence[Numbered] | None],
     trouble: list[BaseException],
+    stopped: threading.Event,
 ) -> None:
-    while (chunk := chunks.get()) is not None:
+    while not stopped.is_set() and (chunk := chunks.get()) is not None:
         try:
-            if not trouble:  # else the rest is not wanted any more
-                with suppress(Stopped):
-                    send(chunk)
+            if not trouble and not stopped.is_set():  # else the rest is not wanted any more
+                send(chunk)
+        except Stopped:
+            pass
         except BaseException as error:  # noqa: BLE001 - it is raised where the rows come from
             trouble.append(error)
         finally:

@@ -29,7 +29,7 @@ from twophase.clients.kafka.instance import Troubles, name_of, new_instance
 from twophase.clients.kafka.librdkafka import library
 from twophase.clients.kafka.producing import ProducerIdentity
 from twophase.clients.kafka.refusals import GROUP, TOPIC, TRANSACTIONAL_ID
-from twophase.clients.kafka.rows import Rows, addresses
+from twophase.clients.kafka.rows import NO_TIME, Rows, addresses
 from twophase.errors import TargetUnavailable, TwophaseError
 
 _POLL_MS = 5
@@ -113,7 +113,7 @@ class Producer:
         handle, messages = self._topic(topic), messages_of(rows)
         count = len(messages)
         partitions = [librdkafka.PARTITION_ANY] * count if rows.partitions is None else rows.partitions.tolist()
-        times = [librdkafka.NOW] * count if rows.times is None else rows.times.tolist()
+        times = [librdkafka.NOW] * count if rows.times is None else _times(rows.times)
         headers = [None] * count if rows.headers is None else rows.headers.to_pylist()
         for message, partition, milliseconds, pairs in zip(messages, partitions, times, headers, strict=True):
             kept = [(pair["key"].encode(), pair["value"]) for pair in pairs or ()]
@@ -251,6 +251,11 @@ def messages_of(rows: Rows) -> npt.NDArray[Any]:
     if rows.partitions is not None:
         messages["partition"] = rows.partitions
     return messages
+
+
+def _times(times: npt.NDArray[np.int64]) -> list[int]:
+    """The library takes 0 for now: so a record can't have the first millisecond of 1970 by it."""
+    return np.where(times == NO_TIME, librdkafka.NOW, times).tolist()  # type: ignore[no-any-return]
 
 
 def _serve(producer: Any, stop: threading.Event) -> None:

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from twophase.clients.kafka import librdkafka
-from twophase.clients.kafka.rows import Rows
+from twophase.clients.kafka.rows import NO_TIME, Rows
 from twophase.errors import SchemaMismatch
 
 COLUMNS = ("key", "value", "topic", "partition", "headers", "timestamp")
@@ -110,11 +109,11 @@ def _headers(column: Any) -> Any:
 
 
 def _times(column: Any) -> Any:
-    """In milliseconds; 0, which is now, where there is none."""
+    """In milliseconds; `NO_TIME`, which is now, where there is none."""
     if column.null_count == len(column):
         return None
     whole = column.cast(pa.timestamp("ms", getattr(column.type, "tz", None)), safe=False).view(pa.int64())
-    return whole.fill_null(librdkafka.NOW).to_numpy(zero_copy_only=False).astype(np.int64)
+    return whole.fill_null(NO_TIME).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _are_headers(kind: Any) -> bool:

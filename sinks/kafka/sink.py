@@ -3,7 +3,7 @@
 ::
 
     begin        a producer of its own for each task attempt: transactional id, init, begin
-    write        Arrow columns, by their addresses, to librdkafka
+    write        Arrow columns, by their addresses, into record batches
     pre-commit   flush; the marker as an offset inside the transaction; the producer is dropped, the transaction stays open
     commit       EndTxn(commit) by the driver, in the producer's name
     abort        EndTxn(abort)

@@ -1,4 +1,5 @@
-"""The control client: what ends transactions, reads markers and asks brokers about themselves. Rows never come through here.
+"""The control client: what ends transactions, reads markers and asks brokers about themselves. Rows go over its connections too,
+where they are put into batches here (producing.py).
 
 kafka-python has the requests and their versions, but no public call that ends somebody else's transaction. What is used of its
 insides stays in this file, and `integration_tests/test_kafka_sink.py` holds it against the version that is installed.
@@ -454,13 +455,17 @@ class ControlClient:
             request(topics=wanted, allow_auto_topic_creation=True, min_version=4, max_version=9)
         )
         (found,) = answer.topics
-        self.raise_for(found.error_code)
+        self.raise_for(found.error_code, f"topic {topic!r}")
         return {each.partition_index: each.leader_id for each in found.partitions}
 
-    def raise_for(self, code: int) -> None:
+    def raise_for(self, code: int, about: str = "") -> None:
         error = self.errors.for_code(code)
         if error is not self.errors.NoError:
-            raise error()
+            raise error(about) if about else error()
+
+    def look_around(self) -> None:
+        """Ask for the brokers again: one that is not known may be new, and one that is may be gone."""
+        self._admin._manager.cluster.request_update()
 
     def patiently(
         self,
@@ -503,13 +508,17 @@ class ControlClient:
             cluster._coordinators.pop((getattr(self._metadata.CoordinatorType, kind), key), None)
 
     def _gave_up(self, error: Any, patience_s: float) -> TwophaseError:
-        what = f"{type(error).__name__} for {patience_s:.0f} s"
+        about = "".join(f", {each}" for each in error.args if isinstance(each, str))
+        what = f"{type(error).__name__} for {patience_s:.0f} s{about}"
         if isinstance(error, self.errors.UnstableOffsetCommitError):
             return OutcomeUnknown(
                 f"a transaction that moves a marker is still in doubt at the broker ({what}): try again"
             )
         if isinstance(error, self.errors.UnknownTopicOrPartitionError):
             return explained("_UNKNOWN_TOPIC", what)
+        is_answer = isinstance(error, self.errors.BrokerResponseError)
+        if is_answer and not isinstance(error, self.errors.RequestTimedOutError):
+            return TargetUnavailable(f"the brokers can't do it now, and patience is over ({what})")
         trouble = self._trouble()
         return TargetUnavailable(f"the brokers do not answer ({what})") if trouble is None else trouble.explained()
 

@@ -21,7 +21,8 @@ _ALL_REPLICAS = -1
 _WITHOUT_PARTITIONS = 11
 """The newest version of Produce that does not add the partition to the transaction by itself: that is asked for, and so works with
 transaction.version 0 and 2."""
-_REPLICATED_WITHIN_MS = 30_000
+_REPLICATED_WITHIN_MS = 20_000
+"""Less than the client waits for an answer: else it would not hear it."""
 _SEQUENCES = 1 << 31
 _NO_SEQUENCE = -1
 _NO_LEADER = -1
@@ -65,6 +66,8 @@ class ProducerClient:
         self._leaders: dict[str, dict[int, Any]] = {}
         self._added: set[Partition] = set()
         self._sent: dict[Partition, int] = {}
+        self._most_bytes: dict[str, int] = {}
+        """Topics that take no larger batches."""
         self._stop = threading.Event()
         self.identity = NOBODY
 
@@ -138,6 +141,15 @@ class ProducerClient:
         """How many there are."""
         return len(self._leaders_of(topic))
 
+    def available_of(self, topic: str) -> list[int]:
+        """Those that somebody takes records for now; all of them, if there are none."""
+        leaders = self._leaders_of(topic)
+        return sorted(each for each, leader in leaders.items() if leader != _NO_LEADER) or sorted(leaders)
+
+    def most_bytes(self, topic: str) -> int:
+        """How large batches for this topic may be."""
+        return min(self._form.most_bytes, self._most_bytes.get(topic, self._form.most_bytes))
+
     def number(self, partition: Partition, batch: Batch) -> Numbered:
         """The next batch for a partition. In the order in which they are numbered, they have to be sent."""
         if self.identity is NOBODY:
@@ -189,46 +201,56 @@ class ProducerClient:
 
     def _send(self, left: dict[Partition, Numbered]) -> None:
         """Once; what was taken is not left any more."""
-        if self._stop.is_set():
-            raise Stopped
         by_leader: dict[Any, list[Numbered]] = {}
         for each in left.values():
             leader = self._leaders_of(each.partition.topic).get(each.partition.number, _NO_LEADER)
             if leader == _NO_LEADER:
                 self._leaders.pop(each.partition.topic, None)
-                raise self._control.errors.LeaderNotAvailableError
+                raise self._control.errors.LeaderNotAvailableError(str(each.partition))
             by_leader.setdefault(leader, []).append(each)
-
-        async def ask() -> list[Any]:
-            asked = [self._control.send(self._request(batches), leader) for leader, batches in by_leader.items()]
-            answers: list[Any] = []
-            for answer in asked:
-                try:
-                    answers.append(await answer)
-                except self._control.errors.KafkaError as error:
-                    answers.append(error)
-            return answers
-
+        requests = {
+            leader: self._request(batches) for leader, batches in by_leader.items()
+        }  # compressed in this thread
         trouble: Exception | None = None
-        for answer in self._control.run(ask):
+        for answer in self._control.run(self._answers, requests):
             if isinstance(answer, Exception):
                 trouble = answer
                 continue
             for topic in answer.responses:
                 for each in topic.partition_responses:
                     trouble = self._taken(left, Partition(topic.name, each.index), each.error_code) or trouble
+        if left and trouble is None:
+            trouble = self._control.errors.RequestTimedOutError(f"no answer about {min(left)}")
         if trouble is not None:
             # Wherever it came from, what was known of leaders may be why.
             for partition in left:
                 self._leaders.pop(partition.topic, None)
+            if isinstance(trouble, self._control.errors.UnknownBrokerIdError):
+                self._control.look_around()
             raise trouble
+
+    async def _answers(self, requests: Mapping[Any, Any]) -> list[Any]:
+        """Of each broker its answer, or what went wrong with it: some of that is raised at once, before anything is sent."""
+        asked: list[Any] = []
+        for leader, request in requests.items():
+            try:
+                asked.append(self._control.send(request, leader))
+            except self._control.errors.KafkaError as error:
+                asked.append(error)
+        answers: list[Any] = []
+        for answer in asked:
+            try:
+                answers.append(answer if isinstance(answer, Exception) else await answer)
+            except self._control.errors.KafkaError as error:
+                answers.append(error)
+        return answers
 
     def _taken(self, left: dict[Partition, Numbered], partition: Partition, code: int) -> Exception | None:
         """What came of one batch; nothing if the broker has it."""
         errors = self._control.errors
         error = errors.for_code(code)
         if error in (errors.NoError, errors.DuplicateSequenceNumberError):
-            del left[partition]
+            left.pop(partition, None)
             return None
         if error in (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError):
             return self._halved(left, partition)
@@ -238,6 +260,7 @@ class ProducerClient:
     def _halved(self, left: dict[Partition, Numbered], partition: Partition) -> Exception | None:
         """Nothing of the batch was taken: send it in pieces, one after the other, each before anything else for the partition."""
         whole = left[partition]
+        self._most_bytes[partition.topic] = max(len(whole.batch.records) // 2, 1)
         if whole.batch.count == 1:
             size = len(whole.batch.records)
             return explained("MSG_SIZE_TOO_LARGE", f"topic {partition.topic!r}, a record of {size:,} bytes")
@@ -295,4 +318,9 @@ class ProducerClient:
         return self._control.run(ask)
 
     def _patiently(self, call: Any, keys: Sequence[str], needs: Mapping[str, str], kind: str = "TRANSACTION") -> Any:
-        return self._control.patiently(call, keys, kind=kind, needs=needs)
+        def unless_stopped() -> Any:
+            if self._stop.is_set():
+                raise Stopped
+            return call()
+
+        return self._control.patiently(unless_stopped, keys, kind=kind, needs=needs)

@@ -74,7 +74,20 @@ _KNOWN_SETTINGS = frozenset(
     }
 )
 """By librdkafka's names: those that mean something here, and those whose meaning is kept without them."""
-_PARTITIONERS = frozenset({"murmur2", "murmur2_random"})
+_NUMBERS = (
+    "delivery.timeout.ms",
+    "linger.ms",
+    "max.in.flight.requests.per.connection",
+    "metadata.max.age.ms",
+    "reconnect.backoff.ms",
+    "request.timeout.ms",
+    "retries",
+)
+_PARTITIONER = "murmur2_random"
+_LZ4_HEADER = bytes.fromhex("04224d18604082")
+"""Blocks of 64 KiB that do not depend on each other: others Java's client can't read, and Arrow's frames have them."""
+_LZ4_BLOCK_BYTES = 64 << 10
+_LZ4_UNCOMPRESSED = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -91,21 +104,26 @@ class BatchForm:
         if native is None or not settings.keys() <= _KNOWN_SETTINGS:
             return None
         compression = settings.get("compression.type", "none")
-        if compression not in _CODECS or settings.get("partitioner", "murmur2_random") not in _PARTITIONERS:
+        if compression not in _CODECS or settings.get("partitioner", _PARTITIONER) != _PARTITIONER:
             return None
         try:
+            numbers = [float(settings[name]) for name in _NUMBERS if name in settings]
             largest = int(settings.get("message.max.bytes", _LARGEST_BATCH_BYTES))
             most = min(int(settings.get("batch.size", DEFAULT_BATCH_BYTES)), largest)
-            level = int(settings["compression.level"]) if "compression.level" in settings else None
-        except ValueError:
+            level = int(settings.get("compression.level", -1))
+            made = cls(most, compression, None if level == -1 else level)
+            made._compressed(b"")
+        except (ValueError, OSError):
             return None  # librdkafka has the words for it
-        return cls(max(most, 1), compression, None if level == -1 else level)
+        return None if most < 1 or any(number < 0 for number in numbers) else made
 
     def _compressed(self, records: bytes) -> bytes:
         if self.compression == "none":
             return records
         if self.compression == "snappy":
             return _in_xerial_frames(records)
+        if self.compression == "lz4":
+            return _in_lz4_frame(records, self.compression_level)
         codec: Any = pa.Codec(cast(Any, self.compression), self.compression_level)
         return bytes(codec.compress(records, asbytes=True))
 
@@ -139,16 +157,16 @@ class Columns:
         keys = (nothing, nothing) if rows.keys is None else addresses(rows.keys)
         return cls(keys, addresses(rows.values), times, offsets, header_keys, header_values, now_ms, rows)
 
-    def by_partition(self, count: int, first: int) -> dict[int, npt.NDArray[np.int64]]:
-        """Partition → its rows, in their order. Rows without a key, and without a partition of their own, go to any: as many to
-        each, in one piece, beginning with `first`."""
+    def by_partition(self, count: int, any_of: Sequence[int]) -> dict[int, npt.NDArray[np.int64]]:
+        """Partition → its rows, in their order. Rows without a key, and without a partition of their own, go to `any_of` these: as
+        many to each, in one piece."""
         chosen = np.empty(len(self.keys[0]), np.int32)
         native.partitions(*self.keys, count, chosen)
         if self.kept.partitions is not None:
             chosen = np.where(self.kept.partitions >= 0, self.kept.partitions, chosen)
         free = np.flatnonzero(chosen < 0)
         if len(free):
-            chosen[free] = (first + np.arange(len(free)) * count // len(free)) % count
+            chosen[free] = np.array(any_of, np.int32)[np.arange(len(free)) * len(any_of) // len(free)]
         order = np.argsort(chosen, kind="stable")
         numbers, starts = np.unique(chosen[order], return_index=True)
         return dict(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))
@@ -250,6 +268,19 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return (number >> 1) ^ -(number & 1), at
         shift += 7
+
+
+def _in_lz4_frame(data: bytes, level: int | None) -> bytes:
+    codec: Any = pa.Codec("lz4_raw", level)
+    parts = [_LZ4_HEADER]
+    for start in range(0, len(data), _LZ4_BLOCK_BYTES):
+        block = data[start : start + _LZ4_BLOCK_BYTES]
+        packed = bytes(codec.compress(block, asbytes=True))
+        if len(packed) < len(block):
+            parts += [struct.pack("<I", len(packed)), packed]
+        else:
+            parts += [struct.pack("<I", len(block) | _LZ4_UNCOMPRESSED), block]
+    return b"".join([*parts, bytes(4)])
 
 
 def _in_xerial_frames(data: bytes) -> bytes:

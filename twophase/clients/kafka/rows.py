@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Addresses = npt.NDArray[np.uint64]
+NO_TIME = -(1 << 63)
+"""Not 0, which is a time too."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Rows:
     headers: pa.Array[Any] | None = None
     """Lists of structs of `key` and `value`."""
     times: npt.NDArray[np.int64] | None = None
-    """Milliseconds since 1970; 0 is now."""
+    """Milliseconds since 1970; `NO_TIME` is now."""
 
     @property
     def nbytes(self) -> int:

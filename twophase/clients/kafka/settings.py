@@ -121,6 +121,8 @@ def for_kafka_python(given: Mapping[str, str]) -> dict[str, Any]:
         "security_protocol": known.get("security.protocol", "PLAINTEXT").upper(),
         "client_id": known.get("client.id", "twophase"),
     }
+    if known.get("request.timeout.ms", "").isdigit():
+        settings["request_timeout_ms"] = int(known["request.timeout.ms"])
     if "sasl.mechanisms" in known:
         settings["sasl_mechanism"] = known["sasl.mechanisms"]
     for ours, theirs in (("sasl.username", "sasl_plain_username"), ("sasl.password", "sasl_plain_password")):
