@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -286,8 +287,8 @@ def test_a_transaction_that_others_stood_in_the_way_of_is_tried_again(
 @pytest.fixture
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server[str], Path]]:
     """A server with a tablespace on a disk of 24 MB, and where that is."""
-    folder = Path("/tmp") / f"twophase-small-disk-{tmp_path_factory.mktemp('disk').name}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="twophase-small-disk-"))  # the server's user may not enter pytest's own
+    folder.chmod(0o755)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=24m,mode=777", "tmpfs", str(folder)], capture_output=True, check=False
     )

@@ -322,7 +322,9 @@ def test_upserts_chain_through_spark_and_can_be_read_as_they_were(
         place.add_orders(3)
         counts = orders(spark, place, files_per_epoch=1).selectExpr("id % 7 AS k").groupBy("k").count()
         run(write_by(twophase.exactly_once(sink), counts, place, mode="update"))
-        changes = spark.readStream.format("twophase-postgres").options(**told, deleteColumn="gone").load()
+        changes = (
+            spark.readStream.format("twophase-postgres").options(**told, deleteColumn="gone", reader="second").load()
+        )
         following = changes.writeStream.format("twophase-postgres").options(**to, createTable="true")
         run(following.option("checkpointLocation", str(place.root / "second")).trigger(availableNow=True).start())
     expected = {key: len([i for i in place.ids if i % 7 == key]) for key in range(7)}

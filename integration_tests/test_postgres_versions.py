@@ -15,6 +15,7 @@ from twophase import failpoints
 from twophase.errors import CheckpointMismatch, Fenced, OptionError, SchemaMismatch
 from twophase.identity import Owner
 from twophase.sink import Outcome
+from twophase.sinks.postgres.control_schema import LAYOUT
 from twophase.sinks.postgres.sink import PostgresSink
 from twophase.testing.query_steps import QuerySteps
 from twophase.testing.servers.server import Server
@@ -152,18 +153,18 @@ def test_a_second_query_is_refused_until_it_takes_over_by_name(target: VersionsU
 
 
 def test_a_schema_of_an_older_release_is_completed_when_a_query_starts(postgres_server: Server[str]) -> None:
-    """Layout 1 did not count the rows of epochs, and 2 kept all versions."""
+    """Layout 1 did not count the rows of epochs, 2 kept all versions, and 3 waited for no followers."""
     dsn, target = postgres_server.endpoint, VersionsUnderTest(postgres_server.endpoint)
     steps = SinkSteps(target)
     steps.epoch(0, [1])
-    ask(dsn, "DROP TABLE twophase.epochs")
+    ask(dsn, "DROP TABLE twophase.epochs, twophase.readers")
     ask(dsn, "ALTER TABLE twophase.lines DROP COLUMN kept_from")
     ask(dsn, "ALTER TABLE twophase.attempts DROP COLUMN versions")
-    ask(dsn, "DELETE FROM twophase.layout WHERE version <> 3")
+    ask(dsn, f"DELETE FROM twophase.layout WHERE version <> {LAYOUT}")
     ask(dsn, "UPDATE twophase.layout SET version = 1")
 
     steps.epoch(1, [2])
 
     assert steps.visible() == [1, 2]
-    assert ask(dsn, "SELECT max(version) FROM twophase.layout") == [(3,)]
+    assert ask(dsn, "SELECT max(version) FROM twophase.layout") == [(LAYOUT,)]
     assert ask(dsn, "SELECT position, rows FROM twophase.epochs WHERE target = %s", target.table) == [(1, 1)]
