@@ -129,7 +129,7 @@ class DirectProducer:
     def _send_batches(self, topic: str, rows: Rows) -> None:
         columns = Columns.of(rows, time.time_ns() // 1_000_000)
         count = self._partitions_of(topic)
-        of_partition = columns.by_partition(count, self._any_of(topic, rows.nbytes))
+        of_partition = columns.by_partition(count, self._any_of(topic, count, rows.nbytes))
         if of_partition and max(of_partition) >= count:
             raise explained("_UNKNOWN_PARTITION", f"topic {topic!r}, partition {max(of_partition)} of {count}")
         batches = [
@@ -140,9 +140,9 @@ class DirectProducer:
             for chunk in _cut([each for each in together if each is not None]):
                 self._pipe.put([self._client.number(*each) for each in chunk])
 
-    def _any_of(self, topic: str, size: int) -> list[int]:
+    def _any_of(self, topic: str, count: int, size: int) -> list[int]:
         """Where rows go that may go anywhere: to as many partitions as there are batches worth sending, others each time."""
-        available = self._client.available_of(topic)
+        available = [number for number in self._client.available_of(topic) if number < count] or [*range(count)]
         wanted = min(len(available), max(1, size // _WORTH_A_BATCH_BYTES))
         self._turn += wanted
         return [available[(self._turn + each) % len(available)] for each in range(wanted)]

@@ -120,8 +120,7 @@ DECLARE
     deleted bigint;
 BEGIN
     PERFORM {vacuum_lock_sql(target)};
-    UPDATE {SCHEMA}.lines AS line SET kept_from = -1 WHERE line.target = {target} AND line.kept_from IS NULL;
-    SELECT line.kept_from, least(line.position - greatest($1, 0), (
+    SELECT coalesce(line.kept_from, -1), least(line.position - greatest($1, 0), (
         SELECT min(reader.position) FROM {SCHEMA}.readers AS reader WHERE reader.target = {target}))
     INTO vacuum.began, vacuum.ended FROM {SCHEMA}.lines AS line WHERE line.target = {target};
     SELECT max(passed.position) INTO vacuum.ended FROM (
@@ -129,6 +128,7 @@ BEGIN
         WHERE epoch.target = {target} AND epoch.position > vacuum.began AND epoch.position <= vacuum.ended
         ORDER BY epoch.position LIMIT $2) AS passed;
     IF vacuum.ended IS NULL THEN
+        UPDATE {SCHEMA}.lines AS line SET kept_from = -1 WHERE line.target = {target} AND line.kept_from IS NULL;
         RETURN 0;
     END IF;
     DELETE FROM {versions} AS old USING {versions} AS newer WHERE {passed} AND {older};

@@ -162,7 +162,6 @@ class ProducerClient:
         """Until the brokers have them all; of each partition one."""
         self._add([each.partition for each in batches])
         left = {each.partition: each for each in batches}
-
         needs = {TOPIC: f"Write on the topic {batches[0].partition.topic!r}", **self._needs}
         self._patiently(lambda: self._send(left), (), needs)
 
@@ -208,9 +207,8 @@ class ProducerClient:
                 self._leaders.pop(each.partition.topic, None)
                 raise self._control.errors.LeaderNotAvailableError(str(each.partition))
             by_leader.setdefault(leader, []).append(each)
-        requests = {
-            leader: self._request(batches) for leader, batches in by_leader.items()
-        }  # compressed in this thread
+        # Here, and not in the connection's thread: batches are compressed by it.
+        requests = {leader: self._request(batches) for leader, batches in by_leader.items()}
         trouble: Exception | None = None
         for answer in self._control.run(self._answers, requests):
             if isinstance(answer, Exception):
