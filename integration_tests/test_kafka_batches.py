@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from integration_tests.topics import TopicUnderTest, committed_records
 from twophase.clients.kafka.connections import control_of
@@ -163,6 +163,29 @@ def test_a_partition_that_is_not_there_is_named(topic: Topic, name: str) -> None
     with pytest.raises(TargetUnavailable, match=r"no such partition.*partition 3 of 3"):
         producer.flush()
     producer.abort()
+
+
+def test_a_topic_that_gets_more_partitions_meanwhile_takes_a_tasks_rows_where_it_took_the_first(
+    topic: Topic, name: str
+) -> None:
+    producer = topic.producer(name)
+    producer.begin(topic.name)
+    producer.produce(topic.name, Rows(pa.array(["x"] * 100), pa.array([str(number) for number in range(100)])))
+    producer.flush()
+    with AdminClient({"bootstrap.servers": topic.bootstrap}) as admin:
+        admin.create_partitions([NewPartitions(topic.name, 9)])[topic.name].result(30)
+    deadline = time.monotonic() + PATIENCE_S
+    while topic.control.partitions_of(topic.name) != 9:
+        assert time.monotonic() < deadline, "the topic has not got its partitions"
+        time.sleep(0.1)
+    producer._client._leaders.clear()  # as after a leader that has moved
+    for _ in range(12):
+        producer.produce(topic.name, Rows(pa.array(["y" * 100_000])))
+        producer.flush()
+    assert topic.commit(name, producer) is End.DONE
+    found = [(record.value(), record.partition()) for record in committed_records(topic.bootstrap, topic.name)]
+    assert len(found) == 112
+    assert {partition for _, partition in found} == {0, 1, 2}
 
 
 def test_a_producer_whose_id_another_has_taken_is_fenced_and_leaves_nothing(topic: Topic, name: str) -> None:
