@@ -75,7 +75,7 @@ class Hanging:
         request = ProduceRequest(
             transactional_id=f"{self.prefix}/q/s/1", acks=-1, timeout_ms=30_000, topic_data=[data], max_version=11
         )
-        admin: Any = self.control._admin
+        admin: Any = self.control.connection.admin
 
         async def ask() -> Any:
             return await admin._manager.send(request, node_id=1)
@@ -126,10 +126,10 @@ def test_what_hangs_is_looked_for_after_trouble_and_otherwise_now_and_then(
     finish_if_stuck(hanging.control, prefix, place)  # nothing is open there, and that is remembered
     place.append(hanging.topic)
 
-    monkeypatch.setattr(hanging.control, "troubled_at", time.monotonic() - 1000)
+    monkeypatch.setattr(hanging.control.connection, "troubled_at", time.monotonic() - 1000)
     finish_if_stuck(hanging.control, prefix, place)
     assert hanging.is_open()
 
-    monkeypatch.setattr(hanging.control, "troubled_at", time.monotonic())
+    monkeypatch.setattr(hanging.control.connection, "troubled_at", time.monotonic())
     finish_if_stuck(hanging.control, prefix, place)
     assert not hanging.is_open()

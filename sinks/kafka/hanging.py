@@ -63,7 +63,7 @@ def finish_if_stuck(control: ControlClient, prefix: str, topics: Collection[str]
     Whether something is open is asked after trouble with brokers, without which nothing hangs, and otherwise now and then."""
     asked = time.monotonic()
     if (
-        asked - control.troubled_at > _TROUBLE_LASTS_S
+        asked - control.connection.troubled_at > _TROUBLE_LASTS_S
         and asked - _compared.get(prefix, -math.inf) < _COMPARES_AGAIN_AFTER_S
     ):
         return

@@ -27,8 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twophase.clients.kafka import settings
+from twophase.clients.kafka.connection import Pauses
 from twophase.clients.kafka.connections import control_of
-from twophase.clients.kafka.control import ControlClient, End, Ending, Listed, Pauses
+from twophase.clients.kafka.control import ControlClient, End, Ending, Listed
 from twophase.errors import NotCommitted, OptionError, OutcomeUnknown
 from twophase.identity import Generation, Owner
 from twophase.options import PassThrough, key_of, option, parse

@@ -28,8 +28,9 @@ import numpy as np
 import pyarrow as pa
 
 from twophase.clients.kafka import settings
+from twophase.clients.kafka.connection import Pauses
 from twophase.clients.kafka.connections import control_of
-from twophase.clients.kafka.control import ControlClient, Pauses
+from twophase.clients.kafka.control import ControlClient
 from twophase.clients.kafka.partition import EARLIEST, LATEST, Partition
 from twophase.errors import DataLost, OptionError, TargetUnavailable
 from twophase.log import Log

@@ -8,6 +8,7 @@ import threading
 from functools import partial
 
 from twophase.clients.kafka import settings
+from twophase.clients.kafka.connection import Connection
 from twophase.clients.kafka.control import ControlClient
 from twophase.clients.kafka.instance import trouble_with
 from twophase.options import PassThrough
@@ -27,7 +28,8 @@ def control_of(kafka: PassThrough, *, patience_s: float) -> ControlClient:
     with _lock:
         if key not in _clients:
             trouble = partial(trouble_with, settings.for_librdkafka(told), within_s=_TROUBLE_WITHIN_S)
-            _clients[key] = ControlClient(settings.for_kafka_python(told), patience_s=patience_s, trouble=trouble)
+            connection = Connection(settings.for_kafka_python(told), patience_s=patience_s, trouble=trouble)
+            _clients[key] = ControlClient(connection)
         return _clients[key]
 
 

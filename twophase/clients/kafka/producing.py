@@ -1,7 +1,7 @@
 """What a producer asks of the brokers: to begin a transaction, to take batches, and to note an offset in it.
 
-All by the control client's connection. Whatever is asked may be asked again: a batch has a number in its partition, by which the
-broker knows one that it has already; everything else says what is to be so, and not what is to change.
+All by the connection that the control client has. Whatever is asked may be asked again: a batch has a number in its partition, by
+which the broker knows one that it has already; everything else says what is to be so, and not what is to change.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class ProducerClient:
 
     def __init__(self, control: ControlClient, form: BatchForm, transactional_id: str | None, *, timeout_ms: int):
         self._control = control
+        self._connection = control.connection
         self._form = form
         self._id = transactional_id
         self._timeout_ms = timeout_ms
@@ -124,7 +125,7 @@ class ProducerClient:
             answer = self._asked(group, commit(**told, min_version=3, max_version=3), "GROUP")
             for each in answer.topics:
                 for noted in each.partitions:
-                    self._control.raise_for(noted.error_code)
+                    self._connection.raise_for(noted.error_code)
 
         self._patiently(note, [group], needs, kind="GROUP")
 
@@ -190,9 +191,9 @@ class ProducerClient:
                 for result in topic.results_by_partition
             ]
             # One that is refused makes the others "not attempted", which says nothing.
-            not_attempted = self._control.errors.OperationNotAttemptedError.errno
+            not_attempted = self._connection.errors.OperationNotAttemptedError.errno
             for code in sorted(results, key=lambda each: each == not_attempted):
-                self._control.raise_for(code)
+                self._connection.raise_for(code)
 
         needs = {TOPIC: f"Write on the topic {new[0].topic!r}", **self._needs}
         self._patiently(ask, [self.transactional_id], needs)
@@ -205,12 +206,12 @@ class ProducerClient:
             leader = self._leaders_of(each.partition.topic).get(each.partition.number, _NO_LEADER)
             if leader == _NO_LEADER:
                 self._leaders.pop(each.partition.topic, None)
-                raise self._control.errors.LeaderNotAvailableError(str(each.partition))
+                raise self._connection.errors.LeaderNotAvailableError(str(each.partition))
             by_leader.setdefault(leader, []).append(each)
         # Here, and not in the connection's thread: batches are compressed by it.
         requests = {leader: self._request(batches) for leader, batches in by_leader.items()}
         trouble: Exception | None = None
-        for answer in self._control.run(self._answers, requests):
+        for answer in self._connection.run(self._answers, requests):
             if isinstance(answer, Exception):
                 trouble = answer
                 continue
@@ -218,13 +219,13 @@ class ProducerClient:
                 for each in topic.partition_responses:
                     trouble = self._taken(left, Partition(topic.name, each.index), each.error_code) or trouble
         if left and trouble is None:
-            trouble = self._control.errors.RequestTimedOutError(f"no answer about {min(left)}")
+            trouble = self._connection.errors.RequestTimedOutError(f"no answer about {min(left)}")
         if trouble is not None:
             # Wherever it came from, what was known of leaders may be why.
             for partition in left:
                 self._leaders.pop(partition.topic, None)
-            if isinstance(trouble, self._control.errors.UnknownBrokerIdError):
-                self._control.look_around()
+            if isinstance(trouble, self._connection.errors.UnknownBrokerIdError):
+                self._connection.look_around()
             raise trouble
 
     async def _answers(self, requests: Mapping[Any, Any]) -> list[Any]:
@@ -232,20 +233,20 @@ class ProducerClient:
         asked: list[Any] = []
         for leader, request in requests.items():
             try:
-                asked.append(self._control.send(request, leader))
-            except self._control.errors.KafkaError as error:
+                asked.append(self._connection.send(request, leader))
+            except self._connection.errors.KafkaError as error:
                 asked.append(error)
         answers: list[Any] = []
         for answer in asked:
             try:
                 answers.append(answer if isinstance(answer, Exception) else await answer)
-            except self._control.errors.KafkaError as error:
+            except self._connection.errors.KafkaError as error:
                 answers.append(error)
         return answers
 
     def _taken(self, left: dict[Partition, Numbered], partition: Partition, code: int) -> Exception | None:
         """What came of one batch; nothing if the broker has it."""
-        errors = self._control.errors
+        errors = self._connection.errors
         error = errors.for_code(code)
         if error in (errors.NoError, errors.DuplicateSequenceNumberError):
             left.pop(partition, None)
@@ -299,21 +300,21 @@ class ProducerClient:
         known = self._leaders.get(topic)
         if known is None:
             needs = {TOPIC: f"Write on the topic {topic!r}"}
-            known = self._patiently(lambda: self._control.run(self._control.leaders, topic), (), needs)
+            known = self._patiently(lambda: self._connection.run(self._connection.leaders, topic), (), needs)
             self._leaders[topic] = known
         return known
 
     def _of_coordinator(self, key: str, request: Any) -> Any:
         answer = self._asked(key, request, "TRANSACTION")
-        self._control.raise_for(answer.error_code)
+        self._connection.raise_for(answer.error_code)
         return answer
 
     def _asked(self, key: str, request: Any, kind: str) -> Any:
         async def ask() -> Any:
-            nodes = await self._control.coordinators([key], kind)
-            return await self._control.send(request, nodes[key])
+            nodes = await self._connection.coordinators([key], kind)
+            return await self._connection.send(request, nodes[key])
 
-        return self._control.run(ask)
+        return self._connection.run(ask)
 
     def _patiently(self, call: Any, keys: Sequence[str], needs: Mapping[str, str], kind: str = "TRANSACTION") -> Any:
         def unless_stopped() -> Any:
@@ -321,4 +322,4 @@ class ProducerClient:
                 raise Stopped
             return call()
 
-        return self._control.patiently(unless_stopped, keys, kind=kind, needs=needs)
+        return self._connection.patiently(unless_stopped, keys, kind=kind, needs=needs)
