@@ -52,12 +52,12 @@ def run(out: Path, *, rows: int, repetitions: int) -> None:
                 theirs = None
             left_out = () if theirs is not None else (SPARK, SPARK_TUNED)
             sinks = bench.sinks("big", big, _without(SINKS, left_out), repetitions)
-            price = bench.sinks("big", big, (PLAIN, OURS), 2 * repetitions)
+            # Pairs of their own: by turns one and the other is first, which in rounds of four it would not be.
+            price = bench.sinks("big", big, (PLAIN, OURS), 4 * repetitions)
             fixed = bench.sinks("small", small, _without(SINKS, (SPARK, *left_out)), repetitions)
             sources = bench.sources("big", big, _without(SOURCES, left_out), repetitions)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    price = {each: [*sinks[each], *runs] for each, runs in price.items()}
     _print(theirs, big, small, sinks, price, fixed, sources, repetitions)
     content = {
         "versions": _versions(theirs),
@@ -100,6 +100,7 @@ class Bench:
             return interleaved(f"source {name}", contenders, lambda each: self._source(topic, size, each), repetitions)
 
     def _sink(self, name: str, size: Size, contender: str) -> Measured:
+        os.sync()  # what the run before has left to be written is not this one's to pay for
         with self.topics.new() as topic:
             settings = {"kafka.bootstrap.servers": self.topics.bootstrap, "topic": topic}
             place, source = str(self.folder / "run"), str(self.folder / name)

@@ -29,3 +29,8 @@ def processor_s(pids: Iterable[int]) -> dict[int, float]:
 def spent_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
     """By those that are there at the end."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+def stolen_s() -> float:
+    """What the host of this machine, if it has one, has given to others since it was started, of all cores together."""
+    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / _TICKS_PER_S

@@ -27,7 +27,9 @@ def spread(values: Sequence[float]) -> float:
 
 def table(results: Mapping[str, Sequence[Measured]], *, beside: str) -> str:
     """One line a contender; ratios to the contender `beside`."""
-    lines = [f"{'':<16}{'rows/s':>12}{'±':>6}{'CPU µs/row':>12}{'±':>6}{'rows/s ratio':>14}{'CPU ratio':>12}"]
+    lines = [
+        f"{'':<16}{'rows/s':>12}{'±':>6}{'CPU µs/row':>12}{'±':>6}{'rows/s ratio':>14}{'CPU ratio':>12}{'stolen':>8}"
+    ]
     speed: Callable[[Measured], float] = lambda m: m.rows_per_s  # noqa: E731 - named for the lines below
     cost: Callable[[Measured], float] = lambda m: m.cpu_us_per_row  # noqa: E731
     for name, runs in results.items():
@@ -35,7 +37,7 @@ def table(results: Mapping[str, Sequence[Measured]], *, beside: str) -> str:
         speed_ratios, cost_ratios = (ratios(results, name, beside=beside, of=of) for of in (speed, cost))
         lines.append(
             f"{name:<16}{median(speeds):>12,.0f}{spread(speeds):>6.0%}{median(costs):>12.2f}{spread(costs):>6.0%}"
-            f"{median(speed_ratios):>14.2f}{median(cost_ratios):>12.2f}"
+            f"{median(speed_ratios):>14.2f}{median(cost_ratios):>12.2f}{median([run.stolen for run in runs]):>8.0%}"
         )
     return "\n".join(lines)
 

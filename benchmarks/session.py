@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.processor_time import processor_s, spent_s
+from benchmarks.processor_time import processor_s, spent_s, stolen_s
 from benchmarks.run import Run
 from twophase.testing.child import kill_session, pids_of_session
 
 ROOT = Path(__file__).resolve().parent.parent
+_CORES = os.cpu_count() or 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,6 +33,8 @@ class Measured:
     epoch_ms: tuple[float, ...]
     python_bytes: int
     """Resident memory of all Python processes after the run."""
+    stolen: float
+    """The part of the machine that its host gave to others meanwhile: what is measured then is not the program alone."""
     seen: Mapping[str, int] = field(default_factory=dict)
     """What the query itself has counted, if it does."""
 
@@ -55,7 +59,7 @@ class Session:
 
     def run(self, told: Run) -> Measured:
         assert self._process.stdin is not None
-        before = processor_s(pids_of_session(self._process.pid))
+        before, stolen_before_s, began = processor_s(pids_of_session(self._process.pid)), stolen_s(), time.monotonic()
         self._process.stdin.write(told.to_line() + "\n")
         self._process.stdin.flush()
         said = self._answer()
@@ -67,6 +71,7 @@ class Session:
             cpu_s=spent_s(before, processor_s(pids_of_session(self._process.pid))),
             epoch_ms=tuple(said["epoch_ms"]),
             python_bytes=self._python_bytes(),
+            stolen=(stolen_s() - stolen_before_s) / (time.monotonic() - began) / _CORES,
             seen=said["seen"],
         )
 
