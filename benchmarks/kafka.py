@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -35,29 +36,16 @@ BROKER = kafka.Setup(properties={"log.segment.delete.delay.ms": "1000"})
 
 
 def run(out: Path, *, rows: int, repetitions: int) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="twophase-bench-"))
-    big, small = Size(rows, 4), Size(20_000, 20)
     theirs = _connector()
-    try:
-        for name, size in (("big", big), ("small", small)):
-            write_input(folder / name, size)
-        (folder / "broker").mkdir()
-        with (
-            kafka.on_this_machine(folder / "broker", BROKER) as server,
-            topics_at(server.endpoint) as topics,
-            session(() if theirs is None else theirs.jars) as spark,
-        ):
-            bench = Bench(folder, topics, spark)
-            if theirs is not None and not bench.runs(SPARK, "small", small):
-                theirs = None
-            left_out = () if theirs is not None else (SPARK, SPARK_TUNED)
-            sinks = bench.sinks("big", big, _without(SINKS, left_out), repetitions)
-            # Pairs of their own: by turns one and the other is first, which in rounds of four it would not be.
-            price = bench.sinks("big", big, (PLAIN, OURS), 4 * repetitions)
-            fixed = bench.sinks("small", small, _without(SINKS, (SPARK, *left_out)), repetitions)
-            sources = bench.sources("big", big, _without(SOURCES, left_out), repetitions)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    big, small = Size(rows, 4), Size(20_000, 20)
+    with _bench({"big": big, "small": small}, theirs) as bench:
+        if theirs is not None and not bench.runs(SPARK, "small", small):
+            theirs = None
+        left_out = () if theirs is not None else (SPARK, SPARK_TUNED)
+        sinks = bench.sinks("big", big, _without(SINKS, left_out), repetitions)
+        price = bench.price("big", big, repetitions)
+        fixed = bench.sinks("small", small, _without(SINKS, (SPARK, *left_out)), repetitions)
+        sources = bench.sources("big", big, _without(SOURCES, left_out), repetitions)
     _print(theirs, big, small, sinks, price, fixed, sources, repetitions)
     content = {
         "versions": _versions(theirs),
@@ -72,6 +60,33 @@ def run(out: Path, *, rows: int, repetitions: int) -> None:
     what = f"{rows:,} records of {RECORD_BYTES} bytes, 4 epochs, 2 cores"
     plot(out / "kafka.png", {f"into a topic: {what}": sinks, f"from a topic: {what}": sources})
     print(f"\n{out}/kafka.json, {out}/kafka.png")
+
+
+def run_price(out: Path, *, rows: int, repetitions: int) -> None:
+    """The price of exactly-once alone: it is small, and on a machine that others use too it takes many pairs to see it."""
+    big = Size(rows, 4)
+    with _bench({"big": big}, None) as bench:
+        price = bench.price("big", big, repetitions)
+    _print_price({big: price})
+    write_json(out / "kafka-price.json", {"versions": _versions(None), "price": price})
+    print(f"\n{out}/kafka-price.json")
+
+
+@contextmanager
+def _bench(inputs: Mapping[str, Size], theirs: Connector | None) -> Iterator[Bench]:
+    folder = Path(tempfile.mkdtemp(prefix="twophase-bench-"))
+    try:
+        for name, size in inputs.items():
+            write_input(folder / name, size)
+        (folder / "broker").mkdir()
+        with (
+            kafka.on_this_machine(folder / "broker", BROKER) as server,
+            topics_at(server.endpoint) as topics,
+            session(() if theirs is None else theirs.jars) as spark,
+        ):
+            yield Bench(folder, topics, spark)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,10 @@ class Bench:
 
     def sinks(self, name: str, size: Size, contenders: Sequence[str], repetitions: int) -> dict[str, list[Measured]]:
         return interleaved(f"sink {name}", contenders, lambda each: self._sink(name, size, each), repetitions)
+
+    def price(self, name: str, size: Size, repetitions: int) -> dict[str, list[Measured]]:
+        """Pairs of their own: by turns one and the other is first, which in rounds of four it would not be."""
+        return self.sinks(name, size, (PLAIN, OURS), 4 * repetitions)
 
     def sources(self, name: str, size: Size, contenders: Sequence[str], repetitions: int) -> dict[str, list[Measured]]:
         with self.topics.new() as topic:
@@ -180,17 +199,22 @@ def _print(
     )
     print(f"\nInto a topic, counted by a consumer of committed records; {beside!r} is 1.00\n")
     print(table(sinks, beside=beside))
-    print(
-        f"\nThe price of exactly-once: what an epoch takes longer by {OURS} than with {PLAIN!r} (nine of ten cases)\n"
-    )
-    for size, results in ((big, price), (small, fixed)):
-        measured = len(results[OURS])
-        print(
-            f"{size.rows_per_epoch:>9,} rows an epoch: {epoch_difference(results, OURS, over=PLAIN)}   {measured} runs each"
-        )
+    _print_price({big: price, small: fixed})
     print(f"\nAn epoch of {small.rows_per_epoch:,} rows (median, ms)\n")
     for name, runs in fixed.items():
         print(f"{name:<16}{median([median(run.epoch_ms[1:]) for run in runs]):>12.0f}")
     beside = OURS if theirs is None else SPARK_TUNED
     print(f"\nFrom a topic into nothing (format noop), counted in the query; {beside!r} is 1.00\n")
     print(table(sources, beside=beside))
+
+
+def _print_price(measured: Mapping[Size, Mapping[str, Sequence[Measured]]]) -> None:
+    print(
+        f"\nThe price of exactly-once: what an epoch takes longer by {OURS} than with {PLAIN!r} (nine of ten cases)\n"
+    )
+    for size, results in measured.items():
+        difference, runs = epoch_difference(results, OURS, over=PLAIN), len(results[OURS])
+        cpu_us = median([run.cpu_us_per_row for run in results[OURS]]) - median(
+            [run.cpu_us_per_row for run in results[PLAIN]]
+        )
+        print(f"{size.rows_per_epoch:>9,} rows an epoch: {difference}   CPU {cpu_us:+.2f} µs/row   {runs} runs each")
