@@ -156,6 +156,44 @@ def test_a_record_that_is_too_large_for_the_topic_is_refused_by_its_size(kafka_s
     assert topic.values() == []
 
 
+def test_a_record_that_is_larger_than_a_request_may_be_is_refused_before_it_is_sent(topic: Topic, name: str) -> None:
+    producer = topic.producer(name, max_request_size="5000")
+    producer.begin(topic.name)
+    producer.produce(topic.name, Rows(pa.array(["x" * 4_000] * 3)))
+    producer.flush()
+    producer.produce(topic.name, Rows(pa.array(["small", "x" * 9_000])))
+    with pytest.raises(SchemaMismatch, match=r"a record of 9,0.. bytes: .* kafka.max.request.size if it is set"):
+        producer.flush()
+    producer.abort()
+    assert topic.values() == []
+
+
+def test_a_time_that_the_topic_does_not_take_is_refused_by_the_columns_name(
+    kafka_server: Server[str], name: str
+) -> None:
+    topic = Topic(kafka_server.endpoint, 1, message_timestamp_before_max_ms="1000")
+    producer = topic.producer(name)
+    producer.begin(topic.name)
+    producer.produce(topic.name, Rows(pa.array(["old"]), times=np.array([86_400_000])))
+    with pytest.raises(TargetUnavailable, match=r"the column timestamp.*message.timestamp.before.max.ms"):
+        producer.flush()
+    producer.abort()
+    assert topic.values() == []
+
+
+def test_a_record_without_a_key_in_a_compacted_topic_is_refused_by_the_columns_name(
+    kafka_server: Server[str], name: str
+) -> None:
+    topic = Topic(kafka_server.endpoint, 1, cleanup_policy="compact")
+    producer = topic.producer(name)
+    producer.begin(topic.name)
+    producer.produce(topic.name, Rows(pa.array(["x"])))
+    with pytest.raises(TargetUnavailable, match="compacted needs the column key"):
+        producer.flush()
+    producer.abort()
+    assert topic.values() == []
+
+
 def test_a_partition_that_is_not_there_is_named(topic: Topic, name: str) -> None:
     producer = topic.producer(name)
     producer.begin(topic.name)

@@ -59,10 +59,15 @@ def test_a_time_is_in_milliseconds_and_none_is_now(unit: Any, zone: str | None) 
     ("rows", "says"),
     [
         (batch(value=["x"], partition=pa.array([2**40])), "the column partition"),
+        (batch(value=["x", "y"], partition=pa.array([0, -1])), "the column partition has -1"),
+        (
+            batch(value=["x", "y"], timestamp=pa.array([0, -1], pa.timestamp("us"))),
+            "the column timestamp has 1969-12-31",
+        ),
         (batch(value=["x"], topic=pa.array([None], pa.string())), "a row has no topic"),
         (batch(value=["x"], headers=pa.array([[{"key": None, "value": b"x"}]], HEADERS)), "a header has no key"),
     ],
-    ids=["partition", "topic", "header"],
+    ids=["partition", "negative partition", "time before 1970", "topic", "header"],
 )
 def test_a_value_that_no_record_can_have_is_named(rows: pa.RecordBatch, says: str) -> None:
     records.check(rows.schema, None if "topic" in rows.schema.names else "t")

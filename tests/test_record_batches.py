@@ -217,7 +217,7 @@ def test_numbers_that_lead_nowhere_are_refused_and_not_followed() -> None:
         ({}, BatchForm()),
         ({"linger.ms": "20", "batch.size": "1000"}, BatchForm(1000)),
         ({"batch.size": "9999999"}, BatchForm(1_000_000)),
-        ({"batch.size": "9999999", "max.request.size": "3000000"}, BatchForm(3_000_000)),
+        ({"batch.size": "9999999", "max.request.size": "3000000"}, BatchForm(3_000_000, largest_record=3_000_000)),
         ({"compression.type": "zstd", "compression.level": "3"}, BatchForm(compression="zstd", compression_level=3)),
         ({"queue.buffering.max.messages": "5"}, None),
         ({"partitioner": "consistent"}, None),

@@ -18,9 +18,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+
+import numpy as np
+import numpy.typing as npt
 
 from twophase.clients.kafka.control import ControlClient
 from twophase.clients.kafka.partition import Partition
@@ -50,6 +53,7 @@ class DirectProducer:
         end_version: int = 0,
     ):
         self._client = ProducerClient(control, form, transactional_id, timeout_ms=timeout_ms)
+        self._largest_record = form.largest_record
         self._end_version = end_version
         self._held: dict[str, list[Rows]] = {}
         self._held_bytes = 0
@@ -133,12 +137,20 @@ class DirectProducer:
         if of_partition and max(of_partition) >= count:
             raise explained("_UNKNOWN_PARTITION", f"topic {topic!r}, partition {max(of_partition)} of {count}")
         batches = [
-            [(Partition(topic, number), each) for each in batches_of(columns, numbers, self._client.most_bytes(topic))]
+            [(Partition(topic, number), each) for each in self._batches_of(topic, columns, numbers)]
             for number, numbers in of_partition.items()
         ]
         for together in zip_longest(*batches):
             for chunk in _cut([each for each in together if each is not None]):
                 self._pipe.put([self._client.number(*each) for each in chunk])
+
+    def _batches_of(self, topic: str, columns: Columns, rows: npt.NDArray[np.int64]) -> Iterator[Batch]:
+        for each in batches_of(columns, rows, self._client.most_bytes(topic)):
+            size = len(each.records)
+            # What is larger than a batch has one of its own.
+            if self._largest_record is not None and each.count == 1 and size > self._largest_record:
+                raise explained("MSG_SIZE_TOO_LARGE", f"topic {topic!r}, a record of {size:,} bytes")
+            yield each
 
     def _any_of(self, topic: str, count: int, size: int) -> list[int]:
         """Where rows go that may go anywhere: to as many partitions as there are batches worth sending, others each time."""

@@ -96,6 +96,11 @@ def _partitions(column: Any) -> Any:
         numbers = column.cast(pa.int32())
     except pa.ArrowInvalid as error:
         raise SchemaMismatch(f"the column partition: {error}") from None
+    least = pc.min(numbers).as_py()
+    if least is not None and least < 0:
+        raise SchemaMismatch(
+            f"the column partition has {least}: null stands for any partition, and no number below 0 for one"
+        )
     return numbers.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
 
 
@@ -112,7 +117,12 @@ def _times(column: Any) -> Any:
     """In milliseconds; `NO_TIME`, which is now, where there is none."""
     if column.null_count == len(column):
         return None
-    whole = column.cast(pa.timestamp("ms", getattr(column.type, "tz", None)), safe=False).view(pa.int64())
+    zone = getattr(column.type, "tz", None)
+    first: Any = pc.min(column)
+    if first.cast(pa.int64()).as_py() < 0:
+        said = first.cast(pa.timestamp("us", zone), safe=False).as_py()
+        raise SchemaMismatch(f"the column timestamp has {said}: Kafka has no times before 1970")
+    whole = column.cast(pa.timestamp("ms", zone), safe=False).view(pa.int64())
     return whole.fill_null(NO_TIME).to_numpy(zero_copy_only=False).astype(np.int64)
 
 

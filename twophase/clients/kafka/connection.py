@@ -26,6 +26,7 @@ R = TypeVar("R")
 
 AT_ONCE = 4
 """Requests on one connection: kafka-python fails what comes when five are under way."""
+NO_LEADER = -1
 _FIRST_CONNECTION_WITHIN_S = 2.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.2
 
@@ -64,10 +65,10 @@ class Connection:
                 return self._opened(settings, min(step_s, max(left_s, 0.1)))
             except self.errors.KafkaError as error:
                 trouble = self._trouble()
-                if trouble is not None and (trouble.is_certain or left_s <= step_s):
+                if trouble is not None and trouble.is_certain:
                     raise trouble.explained() from None
                 if left_s <= step_s:
-                    raise explained("_TRANSPORT", str(error)) from None
+                    raise explained("_ALL_BROKERS_DOWN", str(error) if trouble is None else trouble.said) from None
             step_s *= 2
 
     def _opened(self, settings: Mapping[str, Any], within_s: float) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.clients.kafka.connection import AT_ONCE, Connection, Pauses
+from twophase.clients.kafka.connection import AT_ONCE, NO_LEADER, Connection, Pauses
 from twophase.clients.kafka.partition import Partition
 from twophase.clients.kafka.refusals import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, explained
 from twophase.errors import OutcomeUnknown
@@ -184,13 +184,15 @@ class ControlClient:
         ids = [each.transactional_id for of_broker in listed.values() for each in of_broker]
         return list(self.describe([each for each in ids if each.startswith(prefix)]).values())
 
-    def open_on(self, partitions: Collection[Partition]) -> list[OpenThere]:
+    def open_on(self, partitions: Collection[Partition], *, patience_s: float | None = None) -> list[OpenThere]:
         """What is open for these partitions, whatever its coordinator says."""
         if not partitions:
             return []
         kind = require("kafka", "kafka").TopicPartition
         wanted = [kind(each.topic, each.number) for each in partitions]
-        answer = self.connection.patiently(lambda: self.connection.admin.describe_producers(wanted), ())
+        answer = self.connection.patiently(
+            lambda: self.connection.admin.describe_producers(wanted), (), patience_s=patience_s
+        )
         return [
             OpenThere(
                 Partition(place.topic, place.partition),
@@ -319,6 +321,19 @@ class ControlClient:
             if not each["error_code"] and (names is not None or not each["is_internal"])
         }
 
+    def led(self, topics: Collection[str]) -> list[Partition]:
+        """The partitions of these topics that have a leader now: nobody answers for the others."""
+        if not topics:
+            return []
+        described = self.connection.patiently(lambda: self.connection.admin.describe_topics(sorted(topics)), ())
+        return [
+            Partition(each["name"], partition["partition_index"])
+            for each in described
+            if not each["error_code"]
+            for partition in each["partitions"]
+            if partition["leader_id"] != NO_LEADER
+        ]
+
     def replicas_of(self, topics: Collection[str]) -> dict[str, int]:
         """On how many brokers the partitions of these topics are, at the least; of those that are there."""
         described = self.connection.patiently(lambda: self.connection.admin.describe_topics(sorted(topics)), ())
@@ -336,7 +351,14 @@ class ControlClient:
         """How many partitions a topic has; None if there is no such topic."""
         return self.topics([topic]).get(topic)
 
-    def offsets(self, partitions: Collection[Partition], when: int, *, committed: bool = False) -> dict[Partition, int]:
+    def offsets(
+        self,
+        partitions: Collection[Partition],
+        when: int,
+        *,
+        committed: bool = False,
+        patience_s: float | None = None,
+    ) -> dict[Partition, int]:
         """The earliest (-2) or the latest (-1) offset of each, or that of the first record that is not older than a time (-1 if
         there is none). With `committed` the latest is the last stable one: before it nothing is in doubt."""
         if not partitions:
@@ -354,7 +376,7 @@ class ControlClient:
                 self.topics(names)
                 raise
 
-        answer = self.connection.patiently(ask, (), needs=_topics(names))
+        answer = self.connection.patiently(ask, (), needs=_topics(names), patience_s=patience_s)
         return {each: int(answer[kind(each.topic, each.number)].offset) for each in partitions}
 
     def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from twophase.clients.kafka.connection import NO_LEADER
 from twophase.clients.kafka.control import ControlClient, End, Ending
 from twophase.clients.kafka.partition import Partition
 from twophase.clients.kafka.record_batches import Batch, BatchForm
@@ -25,7 +26,6 @@ _REPLICATED_WITHIN_MS = 20_000
 """Less than the client waits for an answer: else it would not hear it."""
 _SEQUENCES = 1 << 31
 _NO_SEQUENCE = -1
-_NO_LEADER = -1
 
 
 class Stopped(Exception):
@@ -145,7 +145,7 @@ class ProducerClient:
     def available_of(self, topic: str) -> list[int]:
         """Those that somebody takes records for now; all of them, if there are none."""
         leaders = self._leaders_of(topic)
-        return sorted(each for each, leader in leaders.items() if leader != _NO_LEADER) or sorted(leaders)
+        return sorted(each for each, leader in leaders.items() if leader != NO_LEADER) or sorted(leaders)
 
     def most_bytes(self, topic: str) -> int:
         """How large batches for this topic may be."""
@@ -203,8 +203,8 @@ class ProducerClient:
         """Once; what was taken is not left any more."""
         by_leader: dict[Any, list[Numbered]] = {}
         for each in left.values():
-            leader = self._leaders_of(each.partition.topic).get(each.partition.number, _NO_LEADER)
-            if leader == _NO_LEADER:
+            leader = self._leaders_of(each.partition.topic).get(each.partition.number, NO_LEADER)
+            if leader == NO_LEADER:
                 self._leaders.pop(each.partition.topic, None)
                 raise self._connection.errors.LeaderNotAvailableError(str(each.partition))
             by_leader.setdefault(leader, []).append(each)

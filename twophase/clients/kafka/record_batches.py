@@ -97,6 +97,8 @@ class BatchForm:
     most_bytes: int = DEFAULT_BATCH_BYTES
     compression: str = "none"
     compression_level: int | None = None
+    largest_record: int | None = None
+    """Larger ones are refused, by what people have set; else the topic alone has a say."""
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> BatchForm | None:
@@ -108,10 +110,10 @@ class BatchForm:
             return None
         try:
             numbers = [float(settings[name]) for name in _NUMBERS if name in settings]
-            largest = int(settings.get("message.max.bytes", _LARGEST_BATCH_BYTES))
-            most = min(int(settings.get("batch.size", DEFAULT_BATCH_BYTES)), largest)
+            largest = int(settings["message.max.bytes"]) if "message.max.bytes" in settings else None
+            most = min(int(settings.get("batch.size", DEFAULT_BATCH_BYTES)), largest or _LARGEST_BATCH_BYTES)
             level = int(settings.get("compression.level", -1))
-            made = cls(most, compression, None if level == -1 else level)
+            made = cls(most, compression, None if level == -1 else level, largest)
             made._compressed(b"")
         except (ValueError, OSError):
             return None  # librdkafka has the words for it

@@ -30,7 +30,10 @@ _ADVICE = {
     "_TIMED_OUT": "the broker did not answer in time",
     "_TIMED_OUT_QUEUE": "the broker did not take it in time",
     "_ALL_BROKERS_DOWN": "no broker answers: none can be reached, or kafka.security.protocol is not that of the port",
-    "_TRANSPORT": "no broker answers: none can be reached, or kafka.security.protocol is not that of the port",
+    "_TRANSPORT": "a broker does not answer: it can't be reached, or kafka.security.protocol is not that of the port",
+    "INVALID_TIMESTAMP": "the topic does not take a time so far from the broker's own: look at the column timestamp, and at "
+    "message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic",
+    "INVALID_RECORD": "the topic does not take such a record: one that is compacted needs the column key, and no null in it",
     "_PURGE_QUEUE": "the transaction was ended meanwhile",
 }
 _FENCED = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"})
@@ -47,7 +50,7 @@ def explained(name: str, said: str, *, needs: Mapping[str, str] | None = None) -
         )
     if name in _TOO_LARGE:
         return SchemaMismatch(
-            f"{said}: larger than what is allowed. Raise kafka.max.request.size, and max.message.bytes of the topic"
+            f"{said}: larger than what is allowed. Raise max.message.bytes of the topic, and kafka.max.request.size if it is set"
         )
     if name in _LACKING:
         right = (needs or {}).get(name)
