@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from integration_tests.topics import WITHIN_S, TopicUnderTest, close_clients
+from twophase.clients.kafka.connections import control_of
+from twophase.options import PassThrough
 from twophase.sink import Outcome
 from twophase.sinks.kafka.sink import KafkaSink
 from twophase.sources import KafkaSource
@@ -73,6 +76,47 @@ def test_a_decided_epoch_is_committed_whichever_broker_dies(
         assert steps.commit(order) is Outcome.ALREADY_COMMITTED
         cluster_server.start(broker)
         cluster_server.start()
+    assert target.residue() == []
+
+
+class UnreplicatedTopic(TopicUnderTest):
+    """Three partitions, each on a broker of its own: with it, its partition is gone."""
+
+    def create(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        new = NewTopic(
+            self.topic, num_partitions=3, replica_assignment=[[1], [2], [3]], config={"min.insync.replicas": "1"}
+        )
+        admin.create_topics([new])[self.topic].result(WITHIN_S)
+
+    def sink(self) -> KafkaSink:
+        return KafkaSink(self.bootstrap, self.topic, transactional_id_prefix=self.prefix, request_timeout_ms=60_000)
+
+
+@pytest.mark.timeout(600)
+def test_a_partition_that_nobody_leads_does_not_keep_an_epoch_from_being_committed_elsewhere(
+    cluster_server: Server[str],
+) -> None:
+    """Rows without a key go where they are taken, and the end of their transactions is asked of nobody else."""
+    cluster_server.start()
+    target = UnreplicatedTopic(cluster_server.endpoint)
+    steps = SinkSteps(target)
+    steps.epoch(0, [1], [2])
+    control = control_of(PassThrough({"bootstrap.servers": target.bootstrap}), patience_s=WITHIN_S)
+    assert len(control.led([target.topic])) == 3
+    cluster_server.kill("broker-3")
+    deadline = time.monotonic() + WITHIN_S
+    while len(control.led([target.topic])) == 3:
+        assert time.monotonic() < deadline, "the broker's partition still has a leader"
+        time.sleep(0.1)
+
+    order = steps.decided(1, [3], [4])
+    begun = time.monotonic()
+    assert steps.commit(order) is Outcome.COMMITTED
+    assert time.monotonic() - begun < 30, "whoever can't answer was waited for"
+    cluster_server.start()
+    assert steps.visible() == [1, 2, 3, 4]
+    assert steps.commit(order) is Outcome.ALREADY_COMMITTED
     assert target.residue() == []
 
 

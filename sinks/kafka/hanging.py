@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Collection
 
+from twophase.clients.kafka.connection import Pauses
 from twophase.clients.kafka.control import ControlClient, OpenThere
 from twophase.clients.kafka.partition import LATEST, Partition
 from twophase.errors import OutcomeUnknown, TargetUnavailable
@@ -25,6 +26,7 @@ _ENDED = {"CompleteCommit": True, "CompleteAbort": False}
 _LOOKS_AGAIN_AFTER_S = 30.0
 _COMPARES_AGAIN_AFTER_S = 5.0
 _TROUBLE_LASTS_S = 60.0
+_WAITS_FOR_A_LEADER_S = 10.0
 _looked: dict[str, float] = {}
 _compared: dict[str, float] = {}
 
@@ -32,7 +34,8 @@ log = Log("twophase.sinks.kafka")
 
 
 def finish_hanging(control: ControlClient, prefix: str, topics: Collection[str]) -> int:
-    """Write the ends that are missing of transactions whose ids begin so; how many there were.
+    """Write the ends that are missing of transactions whose ids begin so; how many there were. A partition whose leader is gone
+    for longer than a moment is not looked at: nobody could tell it an end.
 
     What is ended and what is open is asked one after the other, and an id may be used again in between: its producer then has a
     higher epoch than it had when it was ended, and is left alone.
@@ -58,7 +61,7 @@ def finish_hanging(control: ControlClient, prefix: str, topics: Collection[str])
 
 def finish_if_stuck(control: ControlClient, prefix: str, topics: Collection[str]) -> None:
     """The same, if topics have something open at all, and nobody has looked for some time: others may write there too. The epoch
-    is committed: that it can't be looked, for lack of a right, is no reason to call it anything else.
+    is committed: that it can't be looked, for lack of a right or of a broker, is no reason to call it anything else.
 
     Whether something is open is asked after trouble with brokers, without which nothing hangs, and otherwise now and then."""
     asked = time.monotonic()
@@ -68,21 +71,29 @@ def finish_if_stuck(control: ControlClient, prefix: str, topics: Collection[str]
     ):
         return
     _compared[prefix] = asked
-    partitions = _partitions(control, topics)
-    if control.offsets(partitions, LATEST) == control.offsets(partitions, LATEST, committed=True):
-        return
-    now = time.monotonic()
-    if now - _looked.get(prefix, -_LOOKS_AGAIN_AFTER_S) >= _LOOKS_AGAIN_AFTER_S:
-        _looked[prefix] = now
-        try:
+    try:
+        if not _is_open(control, topics):
+            return
+        now = time.monotonic()
+        if now - _looked.get(prefix, -_LOOKS_AGAIN_AFTER_S) >= _LOOKS_AGAIN_AFTER_S:
+            _looked[prefix] = now
             finish_hanging(control, prefix, topics)
-        except OutcomeUnknown as error:
-            log.warning("transactions that hang are not finished", why=error.message)
+    except (OutcomeUnknown, TargetUnavailable) as error:
+        log.warning(
+            "the epoch is committed; whether transactions hang can't be seen, or mended, now", why=error.message
+        )
+
+
+def _is_open(control: ControlClient, topics: Collection[str]) -> bool:
+    partitions, brief_s = control.led(topics), min(_WAITS_FOR_A_LEADER_S, control.connection.patience_s)
+    ends = control.offsets(partitions, LATEST, patience_s=brief_s)
+    return ends != control.offsets(partitions, LATEST, committed=True, patience_s=brief_s)
 
 
 def _open_on(control: ControlClient, topics: Collection[str]) -> list[OpenThere]:
+    brief_s = min(_WAITS_FOR_A_LEADER_S, control.connection.patience_s)
     try:
-        return control.open_on(_partitions(control, topics))
+        return control.open_on(_led(control, topics, brief_s), patience_s=brief_s)
     except TargetUnavailable as error:
         raise OutcomeUnknown(
             f"transactions may hang in {', '.join(sorted(topics))}, and can't be looked for: {error.message}. Give the user the "
@@ -106,6 +117,10 @@ def _write(control: ControlClient, there: OpenThere, *, commit: bool) -> None:
         ) from error
 
 
-def _partitions(control: ControlClient, topics: Collection[str]) -> list[Partition]:
-    found = control.topics(topics) if topics else {}
-    return [Partition(topic, number) for topic, count in found.items() for number in range(count)]
+def _led(control: ControlClient, topics: Collection[str], within_s: float) -> list[Partition]:
+    """Partitions that have a leader; those that get one in this time are among them."""
+    expected = sum(control.topics(topics).values())
+    deadline, pauses = time.monotonic() + within_s, Pauses()
+    while len(found := control.led(topics)) < expected and time.monotonic() < deadline:
+        pauses.take()
+    return found
