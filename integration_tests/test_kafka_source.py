@@ -180,6 +180,8 @@ def test_the_beginning_may_be_said_by_offset_or_by_time(topic: Topic) -> None:
     assert values_of(topic.source(starting_offsets=said)) == [b"2", b"3", b"4"]
     by_time = topic.source(starting_offsets=None, starting_timestamp=1_700_000_003_000)
     assert values_of(by_time) == [b"3", b"4"]
+    assert values_of(topic.source(starting_offsets="Latest", starting_timestamp=1_700_000_003_000)) == [b"3", b"4"]
+    assert len(values_of(topic.source(starting_offsets="EARLIEST"))) == 6
     with pytest.raises(OptionError, match=r"no offset of topic .*, partition 1"):
         topic.source(starting_offsets=json.dumps({topic.name: {"0": 2}})).earliest()
 
@@ -249,13 +251,16 @@ def test_what_is_gone_is_named_or_left_out_if_that_is_wanted(topic: Topic) -> No
     topic.delete_before(4)
 
     lost = f"topic {topic.name!r}, partition 0"
-    with pytest.raises(DataLost, match=f"{lost}: of the offsets 0 to 9 the broker has only what is in 4 to 9"):
+    with pytest.raises(DataLost, match=f"{lost}: the offsets 0 to 9 are to be read, and the broker has only 4 to 9"):
         source.plan(start, end)
     with pytest.raises(DataLost, match=f"{lost}: of the offsets 0 to 9 some are gone"):
         list(source.read(splits[0]))
     assert sorted(values_of(lax, start, end)) == [b"4", b"5", b"6", b"7", b"8", b"9", b"other"]
     found = [row["value"] for batch in lax.read(splits[0]) for row in batch.to_pylist()]
     assert found == [b"4", b"5", b"6", b"7", b"8", b"9"]
+    topic.delete_before(10)
+    with pytest.raises(DataLost, match=f"{lost}: the offsets 0 to 9 are to be read, and the broker has none"):
+        source.plan(start, end)
 
 
 def test_a_topic_that_was_made_anew_is_noticed(topic: Topic) -> None:
@@ -267,7 +272,7 @@ def test_a_topic_that_was_made_anew_is_noticed(topic: Topic) -> None:
         source.plan(start, end)
     topic.make_anew()
     topic.add([b"again"])
-    with pytest.raises(DataLost, match=r"of the offsets 0 to 9 the broker has only what is in 0 to 0"):
+    with pytest.raises(DataLost, match=r"the offsets 0 to 9 are to be read, and the broker has only 0 to 0"):
         source.plan(start, end)
 
 
@@ -462,6 +467,8 @@ def test_a_batch_reads_what_is_between_two_offsets(spark: SparkSession, topic: T
     found = starting.option("minPartitions", "3").load()
     assert found.rdd.getNumPartitions() >= 3
     assert sorted(row.offset for row in found.select("offset").collect()) == [3, 4, 5, 6]
+    by_time = starting.option("startingTimestamp", "0").option("endingTimestamp", "4000000000000").load()
+    assert by_time.count() == 10
 
 
 @pytest.mark.parametrize(
@@ -494,7 +501,9 @@ def test_a_stream_that_lost_data_says_where(spark: SparkSession, topic: Topic, o
     topic.add([b"1", b"2", b"3"])
     topic.delete_before(3)
     said = failure_of(copy(rows, other, tmp_path / "checkpoint"))
-    assert f"topic {topic.name!r}, partition 0: of the offsets 1 to 3 the broker has only what is in 3 to 3" in said
+    assert (
+        f"topic {topic.name!r}, partition 0: the offsets 1 to 3 are to be read, and the broker has only 3 to 3" in said
+    )
     assert "failOnDataLoss" in said
     lax = stream(spark, topic, startingOffsets="earliest", failOnDataLoss="false").select("value")
     run(copy(lax, other, tmp_path / "checkpoint"))

@@ -148,3 +148,13 @@ def test_options_of_sparks_connector_that_mean_nothing_here_are_taken() -> None:
     KafkaSource.from_options({**brokers, "subscribe": "orders", **reading})
     with pytest.raises(OptionError, match="startingOffsetsByTimestampStrategy"):
         KafkaSource.from_options({**brokers, "subscribe": "orders", "startingOffsetsByTimestampStrategy": "error"})
+
+
+def test_words_for_the_ends_of_a_topic_are_taken_in_any_letters_and_a_time_goes_before_them() -> None:
+    told = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders"}
+    KafkaSource.from_options({**told, "startingOffsets": "Earliest", "endingOffsets": "LATEST"})
+    KafkaSource.from_options({**told, "startingOffsets": "latest", "startingTimestamp": "7", "endingTimestamp": "9"})
+    with pytest.raises(OptionError, match="endingOffsets can't be earliest"):
+        KafkaSource.from_options({**told, "endingOffsets": "Earliest"})
+    with pytest.raises(OptionError, match="startingOffsets is not JSON"):
+        KafkaSource.from_options({**told, "startingOffsets": "soon"})

@@ -44,7 +44,7 @@ class KafkaSourceOptions:
         doc="Where a batch ends: `latest`, or JSON by partition, where -1 is the latest.", default=None
     )
     ending_timestamp: int | None = option(
-        doc="End a batch before the first record of each partition that is not older than this.",
+        doc="End a batch before the first record of each partition that is not older than this; before `endingOffsets`.",
         default=None,
         minimum=0,
     )
@@ -70,6 +70,16 @@ class KafkaSourceOptions:
     def isolation(self) -> str:
         return str(self.kafka.get("isolation.level", COMMITTED))
 
+    @property
+    def start(self) -> str | None:
+        """`starting_offsets`, a word in small letters: Spark takes it in any."""
+        return _word(self.starting_offsets)
+
+    @property
+    def end(self) -> str | None:
+        """`ending_offsets` in the same way."""
+        return _word(self.ending_offsets)
+
     def problems(self) -> Iterator[str]:
         yield from settings.problems_of(self.kafka, settings.CONSUMER)
         given = [name for name in ("subscribe", "subscribe_pattern", "assign") if getattr(self, name) is not None]
@@ -86,19 +96,22 @@ class KafkaSourceOptions:
                 yield f"subscribePattern is no regular expression: {error}"
         if self.assign is not None:
             yield from _wrong("assign", self.assign, offsets.partitions_from_text)
-        if self.starting_offsets not in (None, "earliest", "latest"):
-            yield from _wrong("starting_offsets", self.starting_offsets, offsets.from_text)
-        if self.ending_offsets not in (None, "latest"):
-            yield from self._wrong_end(self.ending_offsets)
-        for name in ("starting", "ending"):
-            if getattr(self, f"{name}_timestamp") is not None and getattr(self, f"{name}_offsets") is not None:
-                yield f"{name}Timestamp and {name}Offsets can't both be set"
+        if self.start not in (None, "earliest", "latest"):
+            yield from _wrong("starting_offsets", self.start, offsets.from_text)
+        if self.end == "earliest":
+            yield "endingOffsets can't be earliest: nothing would be read"
+        elif self.end not in (None, "latest"):
+            yield from self._wrong_end(self.end)
 
-    def _wrong_end(self, given: str | None) -> Iterator[str]:
+    def _wrong_end(self, given: str) -> Iterator[str]:
         problems = list(_wrong("ending_offsets", given, offsets.from_text))
         yield from problems
-        if not problems and EARLIEST in offsets.from_text(given or "").values():
+        if not problems and EARLIEST in offsets.from_text(given).values():
             yield "endingOffsets has -2, the earliest: nothing would be read"
+
+
+def _word(given: str | None) -> str | None:
+    return given.lower() if given is not None and given.lower() in ("earliest", "latest") else given
 
 
 def _wrong(name: str, given: str | None, read: object) -> Iterator[str]:

@@ -144,15 +144,15 @@ class KafkaSource(Source[KafkaSplit]):
         ends = self._ends(partitions)
         if self._options.ending_timestamp is not None:
             ends = self._at_time(partitions, self._options.ending_timestamp)
-        elif self._options.ending_offsets not in (None, "latest"):
-            ends = self._resolved(str(self._options.ending_offsets), "endingOffsets", partitions)
+        elif self._options.end not in (None, "latest"):
+            ends = self._resolved(str(self._options.end), "endingOffsets", partitions)
         begun = offsets.from_text(begin)
         return begin, offsets.to_text({each: max(end, begun.get(each, 0)) for each, end in ends.items()})
 
     def _begin(self, unless_said: str) -> str:
         partitions = self._partitions()
         self._require_assigned(partitions)
-        said = self._options.starting_offsets or unless_said
+        said = self._options.start or unless_said
         if self._options.starting_timestamp is not None:
             found = self._at_time(partitions, self._options.starting_timestamp)
         elif said == "earliest":
@@ -190,7 +190,7 @@ class KafkaSource(Source[KafkaSplit]):
         self._report_loss(
             [
                 f"{each}: the offsets from {begins[each]} on are to be read, and the broker has "
-                + (f"only {first[each]} to {last[each] - 1}" if first[each] < last[each] else "none")
+                + _what_is_there(first[each], last[each])
                 for each in lost
             ]
         )
@@ -272,10 +272,8 @@ class KafkaSource(Source[KafkaSplit]):
             begin = max(split.begin, first[split.partition])
             until = min(split.end, last[split.partition])
             if (begin, until) != (split.begin, split.end):
-                gone.append(
-                    f"{split.partition}: of {_range(split)} the broker has only what is in {first[split.partition]} to "
-                    f"{last[split.partition] - 1}"
-                )
+                there_is = _what_is_there(first[split.partition], last[split.partition])
+                gone.append(f"{split.partition}: {_range(split)} are to be read, and the broker has {there_is}")
             if begin < until:
                 kept.append(KafkaSplit(split.partition, begin, until))
         if gone:
@@ -325,6 +323,10 @@ class KafkaSource(Source[KafkaSplit]):
     @property
     def _patience_s(self) -> float:
         return self._options.request_timeout_ms / 1000
+
+
+def _what_is_there(first: int, end: int) -> str:
+    return f"only {first} to {end - 1}" if first < end else "none"
 
 
 def _range(split: KafkaSplit) -> str:
