@@ -26,14 +26,16 @@ _ENDED = {"CompleteCommit": True, "CompleteAbort": False}
 _LOOKS_AGAIN_AFTER_S = 30.0
 _COMPARES_AGAIN_AFTER_S = 5.0
 _TROUBLE_LASTS_S = 60.0
-_WAITS_FOR_A_LEADER_S = 10.0
+_A_MOMENT_S = 10.0
 _looked: dict[str, float] = {}
 _compared: dict[str, float] = {}
 
 log = Log("twophase.sinks.kafka")
 
 
-def finish_hanging(control: ControlClient, prefix: str, topics: Collection[str]) -> int:
+def finish_hanging(
+    control: ControlClient, prefix: str, topics: Collection[str], *, patience_s: float | None = None
+) -> int:
     """Write the ends that are missing of transactions whose ids begin so; how many there were. A partition whose leader is gone
     for longer than a moment is not looked at: nobody could tell it an end.
 
@@ -42,7 +44,7 @@ def finish_hanging(control: ControlClient, prefix: str, topics: Collection[str])
     """
     ended = {each.producer_id: each for each in control.transactions(prefix) if each.state in _ENDED}
     finished = 0
-    for there in _open_on(control, {OFFSETS, *topics}) if ended else ():
+    for there in _open_on(control, {OFFSETS, *topics}, patience_s) if ended else ():
         known = ended.get(there.producer_id)
         # With the newer protocol an end raises the epoch, and so does a time-out with either.
         if known is None or known.producer_epoch - there.producer_epoch not in (0, 1):
@@ -77,7 +79,7 @@ def finish_if_stuck(control: ControlClient, prefix: str, topics: Collection[str]
         now = time.monotonic()
         if now - _looked.get(prefix, -_LOOKS_AGAIN_AFTER_S) >= _LOOKS_AGAIN_AFTER_S:
             _looked[prefix] = now
-            finish_hanging(control, prefix, topics)
+            finish_hanging(control, prefix, topics, patience_s=_brief(control))
     except (OutcomeUnknown, TargetUnavailable) as error:
         log.warning(
             "the epoch is committed; whether transactions hang can't be seen, or mended, now", why=error.message
@@ -85,15 +87,18 @@ def finish_if_stuck(control: ControlClient, prefix: str, topics: Collection[str]
 
 
 def _is_open(control: ControlClient, topics: Collection[str]) -> bool:
-    partitions, brief_s = control.led(topics), min(_WAITS_FOR_A_LEADER_S, control.connection.patience_s)
-    ends = control.offsets(partitions, LATEST, patience_s=brief_s)
-    return ends != control.offsets(partitions, LATEST, committed=True, patience_s=brief_s)
+    partitions, patience_s = control.led(topics), _brief(control)
+    ends = control.offsets(partitions, LATEST, patience_s=patience_s)
+    return ends != control.offsets(partitions, LATEST, committed=True, patience_s=patience_s)
 
 
-def _open_on(control: ControlClient, topics: Collection[str]) -> list[OpenThere]:
-    brief_s = min(_WAITS_FOR_A_LEADER_S, control.connection.patience_s)
+def _brief(control: ControlClient) -> float:
+    return min(_A_MOMENT_S, control.connection.patience_s)
+
+
+def _open_on(control: ControlClient, topics: Collection[str], patience_s: float | None) -> list[OpenThere]:
     try:
-        return control.open_on(_led(control, topics, brief_s), patience_s=brief_s)
+        return control.open_on(_led(control, topics), patience_s=patience_s)
     except TargetUnavailable as error:
         raise OutcomeUnknown(
             f"transactions may hang in {', '.join(sorted(topics))}, and can't be looked for: {error.message}. Give the user the "
@@ -117,10 +122,10 @@ def _write(control: ControlClient, there: OpenThere, *, commit: bool) -> None:
         ) from error
 
 
-def _led(control: ControlClient, topics: Collection[str], within_s: float) -> list[Partition]:
-    """Partitions that have a leader; those that get one in this time are among them."""
+def _led(control: ControlClient, topics: Collection[str]) -> list[Partition]:
+    """Partitions that have a leader, or get one in a moment."""
     expected = sum(control.topics(topics).values())
-    deadline, pauses = time.monotonic() + within_s, Pauses()
+    deadline, pauses = time.monotonic() + _brief(control), Pauses()
     while len(found := control.led(topics)) < expected and time.monotonic() < deadline:
         pauses.take()
     return found
