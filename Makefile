@@ -99,16 +99,17 @@ java:
 		exit 1; \
 	fi
 
-# The stamp holds what was installed. It is removed before an installation begins and written when it is complete: an
-# environment without it is begun again from nothing. The lock is for two makes at once.
+# The stamp holds what was installed, and which extensions were built: those lie in the checkout and not in the environment, so a
+# new clone at the place of an old one lacks them. It is removed before an installation begins and written when it is complete:
+# an environment without it is begun again from nothing. The lock is for two makes at once.
 venv:
 	@set -euo pipefail; \
 	mkdir -p "$(CACHE)"; \
 	exec 9> "$(CACHE)/lock"; \
 	if command -v flock > /dev/null; then flock 9; fi; \
 	stamp="$(CACHE)/venv/installed"; \
-	wanted="$(EXTRAS) $$(cat pyproject.toml constraints.txt twophase/*.c | cksum)"; \
-	if "$(BIN)/python" -c '' 2> /dev/null && [ "$$(cat "$$stamp" 2> /dev/null)" = "$$wanted" ]; then exit 0; fi; \
+	state() { echo "$(EXTRAS) $$(cat pyproject.toml constraints.txt twophase/*.c | cksum)"; find twophase -maxdepth 1 -name '*.so' | sort; }; \
+	if "$(BIN)/python" -c '' 2> /dev/null && [ "$$(cat "$$stamp" 2> /dev/null)" = "$$(state)" ]; then exit 0; fi; \
 	if ! { "$(BIN)/python" -c '' 2> /dev/null && [ -e "$$stamp" ]; }; then \
 		for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 ''; do \
 			if [ -z "$$python" ]; then echo 'twophase needs Python 3.11 or newer, and none is on the PATH.' >&2; exit 1; fi; \
@@ -122,4 +123,4 @@ venv:
 	pip=("$(BIN)/python" -m pip --quiet --disable-pip-version-check install -c constraints.txt); \
 	"$${pip[@]}" setuptools; \
 	"$${pip[@]}" --no-build-isolation -e '.[$(EXTRAS)]'; \
-	echo "$$wanted" > "$$stamp"
+	state > "$$stamp"

@@ -216,6 +216,25 @@ def test_a_line_that_is_too_long_stops_the_query_after_those_before_it(place: Pl
 # ---- full journals ----
 
 
+def held_bytes(place: Place) -> int:
+    entries = LocalStorage().list(str(place.folder / "journal"))
+    return sum(each.length for each in entries if each.name.endswith(".lines"))
+
+
+def rest_of(source: SocketSource) -> int:
+    """The newest line, once none came for a while: what was under way when the journal was full is not received all at once."""
+    seen = -1
+
+    def rests() -> bool:
+        nonlocal seen
+        before, seen = seen, line_of(source.newest())
+        time.sleep(0.3)
+        return seen == before
+
+    wait_for(rests, "a source that receives nothing more")
+    return seen
+
+
 @pytest.mark.parametrize("acknowledge", [False, True])
 def test_a_full_journal_makes_the_sender_wait_and_never_gets_stuck(
     place: Place, plain: PlainSender, spooling: SpoolingSender, acknowledge: bool
@@ -223,17 +242,17 @@ def test_a_full_journal_makes_the_sender_wait_and_never_gets_stuck(
     """As Spark does it: an epoch is acknowledged only when the next one has been found."""
     sent = [f"{number} " + "x" * 500 for number in range(10_000)]
     port = spooling.port if acknowledge else plain.port
-    source = place.source(port, max_journal_bytes=1 << 20, acknowledge=acknowledge)
+    full = 1 << 20
+    source = place.source(port, max_journal_bytes=full, acknowledge=acknowledge)
     at = source.earliest()
     if acknowledge:
         spooling.put([line.encode() for line in sent])
     else:
         threading.Thread(target=plain.send, args=("".join(f"{line}\n" for line in sent).encode(),), daemon=True).start()
-    time.sleep(0.5)
-    waiting = line_of(source.newest())
-    assert waiting < len(sent)
-    time.sleep(0.3)
-    assert line_of(source.newest()) == waiting, "nothing more is received"
+    wait_for(lambda: held_bytes(place) >= full, "a full journal")
+    at_rest = rest_of(source)
+    assert at_rest < len(sent), "the sender waits"
+    assert full <= held_bytes(place) < full + 2 * SEGMENT, "the bound, and a frame"
     taken, largest = list[str](), 0
     deadline = time.monotonic() + 60
     while len(taken) < len(sent):
@@ -243,10 +262,9 @@ def test_a_full_journal_makes_the_sender_wait_and_never_gets_stuck(
             source.acknowledge(at)
             taken += values(source, at, end)
             at = end
-        entries = LocalStorage().list(str(place.folder / "journal"))
-        largest = max(largest, sum(each.length for each in entries if each.name.endswith(".lines")))
+        largest = max(largest, held_bytes(place))
     assert taken == sent
-    assert largest < (1 << 20) + 2 * SEGMENT, "the bound, and a frame"
+    assert largest < full + 2 * SEGMENT, "the bound, and a frame"
 
 
 # ---- senders that listen ----
