@@ -108,7 +108,7 @@ venv:
 	exec 9> "$(CACHE)/lock"; \
 	if command -v flock > /dev/null; then flock 9; fi; \
 	stamp="$(CACHE)/venv/installed"; \
-	state() { echo "$(EXTRAS) $$(cat pyproject.toml constraints.txt twophase/*.c | cksum)"; find twophase -maxdepth 1 -name '*.so' | sort; }; \
+	state() { echo "$(EXTRAS) $$(cat pyproject.toml constraints.txt twophase/*.c | cksum)"; echo "built: $$(find twophase -maxdepth 1 -name '*.so' | sort | xargs)"; }; \
 	if "$(BIN)/python" -c '' 2> /dev/null && [ "$$(cat "$$stamp" 2> /dev/null)" = "$$(state)" ]; then exit 0; fi; \
 	if ! { "$(BIN)/python" -c '' 2> /dev/null && [ -e "$$stamp" ]; }; then \
 		for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 ''; do \
