@@ -93,7 +93,7 @@ class KafkaSourceOptions:
             try:
                 re.compile(self.subscribe_pattern)
             except re.error as error:
-                yield f"subscribePattern is no regular expression: {error}"
+                yield f"subscribePattern is no regular expression of Python's: {error}"
         if self.assign is not None:
             yield from _wrong("assign", self.assign, offsets.partitions_from_text)
         if self.start not in (None, "earliest", "latest"):
